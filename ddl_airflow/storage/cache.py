@@ -298,10 +298,19 @@ class Cache:
             yield
 
     @contextmanager
-    def alone(self) -> Iterator[bool]:
-        """Whether nobody uses the cache, and then keeps it so."""
+    def alone(self, wait_s: float = 0.0) -> Iterator[bool | None]:
+        """Whether nobody uses the cache, and then keeps it so; None: there are no locks to tell.
+
+        Args:
+            wait_s: for all who use it to end. Who comes meanwhile does not wait.
+        """
         with os_errors(self.root), self._in_use_lock() as lock:
-            yield self._took(lock, fcntl.LOCK_EX) is True
+            deadline = time.monotonic() + wait_s
+            while (took := self._took(lock, fcntl.LOCK_EX)) is False:
+                if time.monotonic() >= deadline:
+                    break
+                time.sleep(0.05)
+            yield took
 
     def _in_use_lock(self) -> BinaryIO:
         # For reading as well: the client of NFSv4 refuses LOCK_SH with EBADF on what is not.

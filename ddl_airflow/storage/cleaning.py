@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from ddl_airflow.core.beneath import read_object
-from ddl_airflow.core.errors import FileRefused, PlaceTaken, SettingInvalid
+from ddl_airflow.core.errors import FileRefused, PlaceTaken, SettingInvalid, StagingError
 from ddl_airflow.core.eviction import Blob, evictable
 from ddl_airflow.core.layout import OWN_EXPERIMENT, REMOVING, RunLayout, experiments, is_experiment
 from ddl_airflow.core.units import parse_duration, parse_size
@@ -30,6 +30,8 @@ from ddl_airflow.storage.store import PART_PREFIX
 
 # What no step that still runs can have left lying for so long without touching it.
 LEFT_S = 2 * 86400.0
+# For whoever stages to end, before the cache is left as it is, with an error.
+_STAGED_S = 600.0
 _log = logging.getLogger(__name__)
 
 
@@ -232,30 +234,58 @@ def _cache(workspace: Path, budget: int, dry_run: bool) -> list[Removed]:
     A list, since whoever stages waits until it is complete: it must not hang on who reads it.
     """
     cache = Cache(workspace / "cache")
-    removed: list[Removed] = []
     if not cache.root.is_dir():
-        return removed
+        return []
     with cache.alone() as alone:
-        if not alone:
-            return removed  # somebody stages, whose links are not there yet
-        removed += _left_of_archives(cache.root, dry_run)
-        blobs = []
-        for path in (cache.root / "blobs").glob("*/*"):
-            found = path.stat()
-            if path.name.endswith(".part"):  # nobody stages, but who tries again goes on with it
-                if time.time() - found.st_mtime < LEFT_S:
-                    continue
-                removed.append(Removed("left by a killed task", str(path), found.st_size))
-                if not dry_run:
-                    path.unlink()
-                continue
-            blobs.append(Blob(cache.used(path), str(path), found.st_size, found.st_nlink))
-        excess = sum(blob.nbytes for blob in blobs) - budget
-        for blob in evictable(blobs, excess, str(workspace / "runs")):
-            removed.append(Removed("cached object", blob.path, blob.nbytes))
-            if not dry_run:
-                cache.evict(Path(blob.path))
+        if alone:
+            return _removed_of(cache, workspace, budget, dry_run)
+    # Somebody stages, whose links are not there yet. Only what is to go is worth a wait.
+    going = [*_evictable(cache, workspace, budget)]
+    if dry_run or not going:
+        return [Removed("cached object", blob.path, blob.nbytes) for blob in going]
+    if alone is None:
+        _log.warning(
+            "%s: nothing is removed: the file system has no locks that tell who stages", cache.root
+        )
+        return []
+    _log.warning("%s: data are being staged: waiting until that has ended", cache.root)
+    with cache.alone(_STAGED_S) as alone:
+        if alone:
+            return _removed_of(cache, workspace, budget, dry_run)
+    raise StagingError(
+        f"{cache.root}: data are being staged, and were for {_STAGED_S:.0f} s, so none of "
+        f"{sum(blob.nbytes for blob in going):,} bytes that are to go was removed. Clean again "
+        "when no stage_data runs, and no training with stream: true is in its first epoch."
+    )
+
+
+def _removed_of(cache: Cache, workspace: Path, budget: int, dry_run: bool) -> list[Removed]:
+    """What is removed of a cache that nobody uses."""
+    removed = [*_left_of_archives(cache.root, dry_run)]
+    for path in (cache.root / "blobs").glob("*/*.part"):
+        found = path.stat()
+        if time.time() - found.st_mtime < LEFT_S:
+            continue  # nobody stages, but who tries again goes on with it
+        removed.append(Removed("left by a killed task", str(path), found.st_size))
+        if not dry_run:
+            path.unlink()
+    for blob in _evictable(cache, workspace, budget):
+        removed.append(Removed("cached object", blob.path, blob.nbytes))
+        if not dry_run:
+            cache.evict(Path(blob.path))
     return removed
+
+
+def _evictable(cache: Cache, workspace: Path, budget: int) -> Iterator[Blob]:
+    blobs = []
+    for path in (cache.root / "blobs").glob("*/*"):
+        if path.name.endswith(".part"):
+            continue
+        with suppress(FileNotFoundError):  # removed as damaged meanwhile, by who stages
+            found = path.stat()
+            blobs.append(Blob(cache.used(path), str(path), found.st_size, found.st_nlink))
+    excess = sum(blob.nbytes for blob in blobs) - budget
+    return evictable(blobs, excess, str(workspace / "runs"))
 
 
 def _left_of_archives(root: Path, dry_run: bool) -> Iterator[Removed]:

@@ -172,15 +172,14 @@ def stage(
         for_each(to_ask, ask, workers, asking)
         damaged = cache.drop_damaged(store, held)
         missing = sorted({*objects} - {*held} | {*damaged})
-        # One that is there and not held was changed where it is, and links lead to it.
-        changed = any(os.path.exists(cache.path(store, obj)) for obj in missing)
-        if damaged or changed or not _is_staged(destination, marker, objects):
+        blobs = {obj.key: cache.path(store, obj) for obj in objects}
+        # What is not held may still be there, changed, behind a link; or under its hard link alone.
+        if missing or not _is_staged(destination, marker, objects, blobs if closed_cache else None):
             _check_room(cache, store, missing)
             meter = Meter(progress, nbytes, len(objects))
             if len(missing) < len(objects):
                 there = nbytes - sum(obj.size for obj in missing)
                 meter.advance(there, len(objects) - len(missing))
-            blobs = {obj.key: cache.path(store, obj) for obj in objects}
             links = _Links(destination, blobs, closed_cache=closed_cache)
             growing = arrived and _Growing(links, {obj.key for obj in missing}, arrived)
             turns = threading.BoundedSemaphore(_LARGE_AT_ONCE)
@@ -266,14 +265,32 @@ def _check_room(cache: Cache, store: ObjectSource, missing: Sequence[StoredObjec
         )
 
 
-def _is_staged(destination: Path, marker: str, listing: Sequence[StoredObject]) -> bool:
-    """Whether the folder holds this data, with no blob behind its links lost or cut since."""
+def _is_staged(
+    destination: Path,
+    marker: str,
+    listing: Sequence[StoredObject],
+    same_as: Mapping[str, Path] | None,
+) -> bool:
+    """Whether the folder holds this data, with no blob behind its links lost or cut since.
+
+    Args:
+        destination, marker: the folder, and what its marker says then.
+        listing: the data.
+        same_as: by key, the blobs of which the files are hard links; None: they are symbolic ones.
+    """
     try:
-        return (destination / COMPLETE).read_text() == marker and all(
-            os.stat(f"{destination}/{obj.key}").st_size == obj.size for obj in listing
-        )
+        if (destination / COMPLETE).read_text() != marker:
+            return False
+        for obj in listing:
+            found = os.stat(f"{destination}/{obj.key}")
+            if found.st_size != obj.size:
+                return False
+            # A hard link keeps a damaged blob that was removed, or replaced, since.
+            if same_as is not None and not os.path.samestat(found, os.stat(same_as[obj.key])):
+                return False
     except (FileNotFoundError, NotADirectoryError):
         return False
+    return True
 
 
 class _Links:

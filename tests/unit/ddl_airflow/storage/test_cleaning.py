@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -18,6 +19,7 @@ from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.cleaning import Rules, clean_workspace, rules
 from ddl_airflow.storage.filesystem import FolderStore, alone_in
 from ddl_airflow.storage.staging import stage
+from tests.limits import until, within
 
 KEEP = Rules(runs=timedelta(days=30))
 
@@ -178,7 +180,7 @@ def test_whoever_is_killed_while_cleaning_leaves_runs_whole_or_for_the_next(
         assert not list(tmp_path.rglob(".removing-*"))
 
 
-def test_the_cache_keeps_to_its_budget_and_what_runs_use(run, tmp_path):
+def test_the_cache_keeps_to_its_budget_and_what_runs_use(run, tmp_path, monkeypatch):
     store, cache = FolderStore(tmp_path / "input"), Cache(tmp_path / "cache")
     for number in range(5):
         store.put_bytes(f"{number}", bytes(1000))
@@ -200,16 +202,36 @@ def test_the_cache_keeps_to_its_budget_and_what_runs_use(run, tmp_path):
         return list(clean_workspace(tmp_path, Rules(cache_bytes=nbytes)))
 
     assert clean(5000) == []
+    monkeypatch.setattr(cleaning, "_STAGED_S", 0.2)
     with cache.in_use():  # somebody stages: what is there may be needed in a moment
-        assert clean(0) == []
+        assert clean(5000) == []
+        with pytest.raises(StagingError, match=r"cache: data are being staged.*2,000 bytes"):
+            clean(0)
+        dry = clean_workspace(tmp_path, Rules(cache_bytes=0), dry_run=True)
+        assert [one.nbytes for one in dry] == [1000, 1000]
+    assert held() == {"0", "1", "2", "3", "4"}
     assert [one.nbytes for one in clean(4500)] == [1000]
     assert held() == {"0", "1", "2", "4"}
     clean(0)
     assert held() == {"0", "1", "2"}
+    with cache.in_use():  # nothing could go anyway: nobody waits, and nothing fails
+        assert clean(0) == []
     for obj in objects.values():
         cache.holds(store, obj)
     for key in held():  # who looks for it uses it
         assert time.time() - cache.used(cache.path(store, objects[key])) < 100
+
+
+def test_cleaning_waits_for_the_end_of_a_staging(tmp_path, caplog):
+    store, cache = FolderStore(tmp_path / "input"), Cache(tmp_path / "cache")
+    store.put_bytes("a", bytes(1000))
+    stage(store, cache, tmp_path / "elsewhere")
+    with ThreadPoolExecutor(1) as pool:
+        with cache.in_use():
+            cleaned = pool.submit(lambda: list(clean_workspace(tmp_path, Rules(cache_bytes=0))))
+            until(lambda: "data are being staged" in caplog.text, 10)
+        assert [one.nbytes for one in cleaned.result(within(10))] == [1000]
+    assert caplog.text.count("data are being staged: waiting") == 1
 
 
 def test_what_another_worker_has_just_sent_goes_last(tmp_path):

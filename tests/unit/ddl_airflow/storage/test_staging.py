@@ -5,6 +5,7 @@ import os
 import shutil
 import threading
 import time
+from operator import attrgetter
 
 import pytest
 
@@ -125,6 +126,29 @@ def test_stage_mends_a_lost_or_cut_blob(tmp_path, source, cache):
     blobs["part 1/ü3"].write_bytes(b"cut")
     assert stage(source, cache, tmp_path / "data").fetched == 2
     assert (tmp_path / "data" / "part 1" / "ü3").read_bytes() == bytes([3]) * 3000
+
+
+@pytest.mark.parametrize("by_another_run", [False, True])
+def test_a_folder_of_hard_links_gets_what_replaces_a_damaged_blob(
+    tmp_path, source, cache, by_another_run
+):
+    data = tmp_path / "run" / "data"
+    stage(source, cache, data, closed_cache=True)
+    right = contents(data)
+    blob = cache.path(source, max(source.list(), key=attrgetter("size")))
+    before = blob.stat()
+    blob.chmod(0o644)
+    blob.write_bytes(b"?" * before.st_size)
+    os.utime(blob, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert contents(data) != right
+
+    assert list(cache.verify()) == [blob]
+    if by_another_run:
+        stage(source, cache, tmp_path / "other" / "data", closed_cache=True)
+    again = stage(source, cache, data, closed_cache=True)
+
+    assert contents(data) == right
+    assert again.fetched == (0 if by_another_run else 1)
 
 
 def test_stage_into_an_empty_folder_but_not_over_a_users_files(tmp_path, source, cache):
