@@ -353,8 +353,7 @@ class ScheduledJob(RunningJob):
         handle = self._launcher.find(orphan.handle)
         orphan = replace(orphan, handle=handle)
         status = self._launcher.status(handle)
-        # Its caller notes that first. One that somebody waited for was ended by whoever cleared it.
-        if status.state is JobState.PREEMPTED and not orphan.monitored:
+        if status.state is JobState.PREEMPTED:  # its caller notes that first
             raise JobPreempted(status.reason, step=status.step)
         # One whose ranks trained apart is gone on with to its end, which says so.
         if status.ended and status.state is not JobState.SUCCEEDED and not status.apart:
