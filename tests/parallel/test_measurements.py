@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -192,3 +194,12 @@ def test_files_that_cannot_be_written_end_the_job_at_its_start(
         ended = run_command(mpirun_command(2, str(driver), "measured"), {name: path}, 60)
         assert ended.returncode != 0
         assert f"{name}: cannot write '{path}': No such file" in ended.output
+
+
+def test_why_it_could_not_start_is_said_whatever_the_name_of_a_file(
+    run_command: Callable, tmp_path: Path
+) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/none/\xff")
+    command = mpirun_command(1, sys.executable, "-c", "import ddl; ddl.init()")
+    ended = run_command(command, {"DDL_TIMELINE": path}, 60)
+    assert "RuntimeError: ddl could not start: DDL_TIMELINE: cannot write" in ended.output

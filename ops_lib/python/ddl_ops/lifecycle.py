@@ -60,7 +60,7 @@ def init(what: str = "ddl.init()", *, by_import: bool = False) -> None:
     topology = (ctypes.c_int * 4)()
     message = ctypes.create_string_buffer(2048)
     if library.ddl_init(topology, message, len(message)) != 0:
-        raise RuntimeError(f"ddl could not start: {message.value.decode()}")
+        raise RuntimeError(f"ddl could not start: {message.value.decode(errors='replace')}")
     rank, size = topology[0], topology[1]
     if (rank, size) != (PLACEMENT.rank, PLACEMENT.size):
         raise RuntimeError(

@@ -71,7 +71,9 @@ def add(members: Iterable[int]) -> int:
         number, (ctypes.c_int * len(wanted))(*wanted), len(wanted), message, len(message)
     )
     if code:
-        raise RuntimeError(f"process set {number} of ranks {wanted}: {message.value.decode()}")
+        raise RuntimeError(
+            f"process set {number} of ranks {wanted}: {message.value.decode(errors='replace')}"
+        )
     _ranks[number] = tuple(wanted)
     return number
 
@@ -90,7 +92,7 @@ def remove(process_set: int) -> None:
     code = runtime().ddl_remove_process_set(process_set, message, len(message))
     del _ranks[process_set]
     if code:
-        raise RuntimeError(message.value.decode())
+        raise RuntimeError(message.value.decode(errors="replace"))
 
 
 _SAME = "All ranks add and remove the same process sets in the same order, also those not of them."

@@ -570,8 +570,8 @@ def _keras_of(path: Path) -> Any:
             import tf_keras
         except ImportError:
             raise CheckpointUnreadable(
-                "it was saved by Keras 2: where models are made, pip install './ops_lib[legacy]' in "
-                "the sources of ddl-airflow, or write the SavedModel to $RESULT_DIR/model"
+                "it was saved by Keras 2: where models are made, pip install './ops_lib[legacy]' "
+                "in the sources of ddl-airflow, or write the SavedModel to $RESULT_DIR/model"
             ) from None
         return tf_keras
     return keras
