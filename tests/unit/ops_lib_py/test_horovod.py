@@ -108,6 +108,24 @@ def test_settings_that_have_a_counterpart_are_taken_and_others_named():
     ], done.stderr
 
 
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [
+        ({}, 3600),
+        ({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0"}, 2592000),
+        ({"HOROVOD_STALL_CHECK_DISABLE": "1"}, 2592000),
+        ({"HOROVOD_STALL_CHECK_DISABLE": "0"}, 3600),
+        ({"HOROVOD_STALL_CHECK_DISABLE": "1", "DDL_STALL_TIMEOUT": "9"}, 9),
+    ],
+)
+def test_a_rank_may_be_waited_for_as_long_as_with_horovod(settings: dict[str, str], seconds: int):
+    script = (
+        "import os; from horovod.common.settings import translate\n"
+        "print(translate(os.environ), os.environ['DDL_STALL_TIMEOUT'])"
+    )
+    assert ended(script, STAND_IN, **settings).stdout == f"[] {seconds}\n"
+
+
 def test_cuts_a_list_into_parts():
     script = (
         "from horovod.common.util import split_list, num_rank_is_power_2 as power\n"

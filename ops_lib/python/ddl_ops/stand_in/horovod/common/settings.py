@@ -14,6 +14,9 @@ _SAME = {
     "HOROVOD_TIMELINE": "DDL_TIMELINE",
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "DDL_STALL_TIMEOUT",
 }
+# In Horovod a rank waits for ever, as long as one validates or saves alone, say. Here, where nobody
+# says for how long, and where somebody says for ever; in seconds.
+_WAITS_S, _FOR_EVER_S = "3600", str(30 * 86400)
 _LEVELS = {"trace": "info", "debug": "info", "info": "info"}
 _BYTES_OF_FLOAT = 4
 # Set for every script by whoever starts ranks, or without anything to do here.
@@ -22,6 +25,7 @@ _SILENT = frozenset(
     HOROVOD_RANK HOROVOD_SIZE HOROVOD_LOCAL_RANK HOROVOD_LOCAL_SIZE HOROVOD_CROSS_RANK
     HOROVOD_CROSS_SIZE HOROVOD_HOSTNAME HOROVOD_WITH_TENSORFLOW HOROVOD_WITHOUT_TENSORFLOW
     HOROVOD_WITH_MPI HOROVOD_WITHOUT_GLOO HOROVOD_WITHOUT_PYTORCH HOROVOD_WITHOUT_MXNET
+    HOROVOD_STALL_CHECK_DISABLE
     HOROVOD_LOG_LEVEL HOROVOD_FUSION_THRESHOLD HOROVOD_ELASTIC HOROVOD_MIN_NP HOROVOD_MAX_NP
     """.split()
 )
@@ -31,7 +35,6 @@ _WHY = {
     "HOROVOD_HIERARCHICAL_ALLREDUCE": "ranks of one host reduce through shared memory first anyway",
     "HOROVOD_HIERARCHICAL_ALLGATHER": "ranks of one host share their memory anyway",
     "HOROVOD_AUTOTUNE": "there is nothing to tune",
-    "HOROVOD_STALL_CHECK_DISABLE": "a rank that waits in vain ends after DDL_STALL_TIMEOUT seconds",
 }
 
 
@@ -53,6 +56,9 @@ def translate(environ: MutableMapping[str, str]) -> list[str]:
     for theirs, ours in _SAME.items():
         if environ.get(theirs, "0") not in ("", "0"):  # 0: never
             environ.setdefault(ours, environ[theirs])
+    for_ever = environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0")
+    for_ever = for_ever or environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") == "0"
+    environ.setdefault("DDL_STALL_TIMEOUT", _FOR_EVER_S if for_ever else _WAITS_S)
     if environ.get("HOROVOD_FUSION_THRESHOLD", "").isdecimal():
         elements = int(environ["HOROVOD_FUSION_THRESHOLD"]) // _BYTES_OF_FLOAT
         environ.setdefault("DDL_GROUP_SIZE", str(max(elements, 1)))
