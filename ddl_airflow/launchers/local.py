@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from ddl_airflow.core.beneath import make_folder, open_beneath
+from ddl_airflow.core.beneath import make_folder, open_beneath, share_file
 from ddl_airflow.core.environment import DEFAULT_OPTIONS, of_job
 from ddl_airflow.core.errors import LaunchError, NoSpace, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, Submission
@@ -122,6 +122,12 @@ def make_folders(job: JobSpec) -> None:
     of = run_as.account(job.user)
     for folder in (job.record_dir, job.log_dir):
         make_folder(folder, root, of and of.pw_gid)
+
+
+def share_lock(job: JobSpec) -> None:
+    """Lets the ranks' user take the lock: of a job that holds it itself, when it comes to run."""
+    if job.lock is not None and (of := run_as.account(job.user)) is not None:
+        share_file(job.lock, job.lock.parent, of.pw_gid)
 
 
 class LocalLauncher:

@@ -24,13 +24,12 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from ddl_airflow.core.beneath import share_file
 from ddl_airflow.core.environment import DEFAULT_OPTIONS
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
 from ddl_airflow.launchers import job_preflight, run_as
 from ddl_airflow.launchers.base import Told
-from ddl_airflow.launchers.local import make_folders, on_nodes, rank_environment
+from ddl_airflow.launchers.local import make_folders, on_nodes, rank_environment, share_lock
 from ddl_airflow.launchers.mpirun import OpenMpi
 from ddl_airflow.launchers.records import is_consequence, ranks_status
 
@@ -216,8 +215,7 @@ class SlurmLauncher:
         """
         job = submission.job
         make_folders(job)
-        if job.lock is not None and (of := run_as.account(job.user)) is not None:
-            share_file(job.lock, job.lock.parent, of.pw_gid)
+        share_lock(job)
         said = _slurm(submission.argv, submission.script, submission.env, job.user)
         if said.returncode:
             refused = _refused(said.stderr)

@@ -5,7 +5,6 @@ What depends on the site is in ``compute_rules`` of the launcher.
 
 from __future__ import annotations
 
-from ddl_airflow.core.manifest.document import child
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections import (
     checkpoints,
@@ -20,7 +19,7 @@ from ddl_airflow.core.manifest.sections import (
     tries,
 )
 from ddl_airflow.core.manifest.sections.experiment import Experiment
-from ddl_airflow.core.manifest.sections.notifications import Notifications
+from ddl_airflow.core.manifest.sections.notifications import Notifications, texts_of
 from ddl_airflow.core.manifest.sections.outcome import Evaluation
 from ddl_airflow.core.manifest.sections.places import leaves_its_folder
 from ddl_airflow.core.manifest.sections.schedule import Schedule
@@ -76,13 +75,8 @@ def evaluation_has_dates_in_each_run(
 def notifications_have_dates_in_each_run(
     at: str, given: Schedule | None, to: Notifications
 ) -> Findings:
-    for event, entries in to:
-        for i, one in enumerate(entries):
-            for name, value in one.arguments.items():
-                field = child(f"{at}.{event}[{i}].arguments", name)
-                for text in value if isinstance(value, tuple) else (value,):
-                    if isinstance(text, str):
-                        yield from _dates_of_no_run(field, given, text, "does not send it")
+    for field, text in texts_of(at, to):
+        yield from _dates_of_no_run(field, given, text, "does not send it")
 
 
 def _dates_of_no_run(at: str, given: Schedule | None, text: str, then: str = "fails") -> Findings:

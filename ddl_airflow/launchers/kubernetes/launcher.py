@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddl_airflow.core.beneath import share_file
 from ddl_airflow.core.connections import AirflowConnection, FindConnection, own_connection
 from ddl_airflow.core.environment import DEFAULT_OPTIONS, of_job
 from ddl_airflow.core.errors import ConnectionInvalid, LaunchError, SubmitFailed
@@ -50,7 +49,7 @@ from ddl_airflow.launchers.kubernetes.objects import (
 )
 from ddl_airflow.launchers.kubernetes.operators import OPERATORS, Operator
 from ddl_airflow.launchers.kubernetes.place import Place, owner_of
-from ddl_airflow.launchers.local import inherited, make_folders
+from ddl_airflow.launchers.local import inherited, make_folders, share_lock
 
 # Of this host, not of the image.
 _NOT_THERE = frozenset(
@@ -167,8 +166,7 @@ class KubernetesLauncher:
         ahead, rest = made[: made.index(first)], made[made.index(first) + 1 :]
         keys = make_keys()
         make_folders(job)
-        if job.lock is not None and (of := run_as.account(job.user)) is not None:
-            share_file(job.lock, job.lock.parent, of.pw_gid)
+        share_lock(job)
         created: list[dict[str, Any]] = []
         try:
             for one in ahead:

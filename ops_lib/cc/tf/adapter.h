@@ -63,7 +63,7 @@ class KernelCompletion {
 
 // The runs of the ordered ops of one stream: an eager op is one, and a call of a tf.function.
 struct Runs {
-  std::mutex mutex;   // guards what follows
+  std::mutex mutex;    // guards what follows
   int unfinished = 0;  // ops
   int64_t step = 0;    // of the run that they are of; 0 for eager ones
 };

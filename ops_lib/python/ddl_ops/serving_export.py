@@ -438,7 +438,6 @@ def _export_keras(
     outputs: Mapping[str, str],
     folder: Path,
 ) -> Exported:
-    import keras
     import tensorflow as tf
 
     model, exported = _first_readable(checkpoints, _load_keras)
@@ -454,9 +453,7 @@ def _export_keras(
 
     def call(tensors: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         # Several may be a dict.
-        given = (
-            keras.tree.pack_sequence_as(model.input, tensors) if len(tensors) > 1 else tensors[0]
-        )
+        given = tf.nest.pack_sequence_as(model.input, tensors) if len(tensors) > 1 else tensors[0]
         results = model(given, training=False)
         by_name = dict(zip(output_names, tf.nest.flatten(results), strict=True))
         found = {name or _default_output_name(by_name[own]): by_name[own] for name, own in fetches}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -102,10 +102,16 @@ def notifications_have_a_reason_and_no_secret(
 
 @_rule("notifications")
 def notifications_name_what_templates_may(at: str, notifications: Notifications) -> Findings:
+    for field, text in texts_of(at, notifications):
+        yield from template_findings(field, text, OF_A_NOTIFICATION)
+
+
+def texts_of(at: str, notifications: Notifications) -> Iterator[tuple[str, str]]:
+    """The field and the text of each argument that may be a template."""
     for event, entries in notifications:
         for i, one in enumerate(entries):
             for name, value in one.arguments.items():
                 field = child(f"{at}.{event}[{i}].arguments", name)
                 for text in value if isinstance(value, tuple) else (value,):
                     if isinstance(text, str):
-                        yield from template_findings(field, text, OF_A_NOTIFICATION)
+                        yield field, text

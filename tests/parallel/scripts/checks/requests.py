@@ -91,55 +91,36 @@ def threads_of_one_name_are_refused_not_mixed() -> None:
     assert again == SIZE, again
 
 
-@check
-def two_functions_of_one_thread_that_run_at_once_are_refused_not_mixed() -> None:
-    if SIZE == 1:
-        return
-
-    def made() -> tf.types.experimental.GenericFunction:
-        return tf.function(lambda value: ddl.allreduce(value, average=False))
-
-    training, evaluation = made(), made()
-    for one in (training, evaluation):
-        one(tf.constant(0.0))  # traced in the main thread, whose stream both have from then on
+def second_is_refused(
+    first: tf.types.experimental.GenericFunction, second: tf.types.experimental.GenericFunction
+) -> None:
+    """Of two sums that the main thread has traced, where another thread runs one meanwhile."""
+    for one in (first, second):
+        one(tf.constant(0.0))  # which has the main thread's stream from then on
     if RANK > 0:
         time.sleep(1.0)
-        assert float(training(tf.constant(1.0))) == SIZE
+        assert float(first(tf.constant(1.0))) == SIZE
         return
 
-    def second() -> None:
+    def later() -> None:
         time.sleep(0.3)
-        evaluation(tf.constant(100.0))
+        second(tf.constant(100.0))
 
-    first, refused = in_threads(lambda: float(training(tf.constant(1.0))), second, names=("a", "b"))
-    assert first == SIZE, first
+    got, refused = in_threads(lambda: float(first(tf.constant(1.0))), later, names=("a", "b"))
+    assert got == SIZE, got
     assert isinstance(refused, tf.errors.FailedPreconditionError), refused
     assert "two threads run collectives of one thread at once" in refused.message, refused
 
 
 @check
-def a_function_that_two_threads_run_at_once_is_refused_not_mixed() -> None:
+def functions_of_one_thread_that_two_threads_run_at_once_are_refused_not_mixed() -> None:
     if SIZE == 1:
         return
-
-    @tf.function
-    def total(value: tf.Tensor) -> tf.Tensor:
-        return ddl.allreduce(value, average=False)
-
-    total(tf.constant(0.0))  # traced in the main thread, whose stream it has from then on
-    if RANK > 0:
-        time.sleep(1.0)
-        assert float(total(tf.constant(1.0))) == SIZE
-        return
-
-    def second() -> None:
-        time.sleep(0.3)
-        total(tf.constant(100.0))
-
-    first, refused = in_threads(lambda: float(total(tf.constant(1.0))), second, names=("a", "b"))
-    assert first == SIZE, first
-    assert isinstance(refused, tf.errors.FailedPreconditionError), refused
-    assert "two threads run collectives of one thread at once" in refused.message, refused
+    total, other = (
+        tf.function(lambda value: ddl.allreduce(value, average=False)) for _ in range(2)
+    )
+    second_is_refused(total, total)
+    second_is_refused(total, other)
 
 
 @check

@@ -51,7 +51,7 @@ def translate(environ: MutableMapping[str, str]) -> list[str]:
     """Adds to `environ` what its HOROVOD_* mean, unless ours is set; a sentence for each other.
 
     HOROVOD_FUSION_THRESHOLD, bytes, becomes DDL_GROUP_SIZE, elements of float32; 0 is 1: each
-    tensor alone.
+    tensor alone. DDL_STALL_TIMEOUT is longer than by default, as nothing ends the wait in Horovod.
     """
     for theirs, ours in _SAME.items():
         if environ.get(theirs, "0") not in ("", "0"):  # 0: never
