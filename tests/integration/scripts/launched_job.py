@@ -56,8 +56,12 @@ def run(asked: dict) -> JobHandle:
     (root / "airflow").mkdir(exist_ok=True)
     scheduled = ScheduledJob(chosen, _log, root / "airflow" / "job.json")
     signal.signal(signal.SIGTERM, lambda *_: scheduled.cancel())
-    started = scheduled.adopt() or scheduled.submit(job, progress)
-    scheduled.finish(started, None)
+    try:
+        started = scheduled.adopt() or scheduled.submit(job, progress)
+        scheduled.finish(started, None)
+    except JobPreempted:  # of the next try, whose own job goes on, as in the step
+        scheduled.drop_note()
+        raise
     scheduled.drop_note()
     return started.handle
 
