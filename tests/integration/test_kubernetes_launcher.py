@@ -22,7 +22,7 @@ from ddl_airflow.core.job import JobHandle, JobState
 from ddl_airflow.core.parameters import word_of
 from ddl_airflow.launchers.base import Scheduler
 from ddl_airflow.storage.filesystem import alone_in, lock_of
-from tests.integration.kubernetes import NODES, ROOT, SPACE, KubernetesCluster, ours
+from tests.integration.kubernetes import NODES, ROOT, SPACE, KubernetesCluster, ours, python
 from tests.integration.kubernetes_jobs import SLEEP, Job, Jobs
 from tests.limits import until
 
@@ -43,6 +43,14 @@ for step in range(1, 10000):
     time.sleep(0.1)
     if preemption.wanted(step, ""):
         preemption.end(step)
+"""
+# The ranks' Python, which waits before it becomes what runs mpirun.
+WAITS = """\
+#!/bin/sh
+case "$*" in
+"-m ddl_ops.nodes --job "*) : >"{folder}/waits"; until [ -e "{folder}/go" ]; do sleep 0.1; done ;;
+esac
+exec "{python}" "$@"
 """
 SECRET = "ZGRsIGlzIG5vdCBiYXNlNjQ"
 
@@ -124,6 +132,17 @@ def test_a_job_that_is_to_wait_holds_no_node_before_its_time(job, cluster):
     assert one.wait().state is JobState.SUCCEEDED, one.said()
     assert time.monotonic() - began > 5.0
     assert {one.node_of(0), one.node_of(1)} == set(NODES)
+
+
+def test_a_name_that_nobody_knows_while_mpirun_connects_ends_no_job(job, cluster, tmp_path):
+    program = tmp_path / "python"
+    program.write_text(WAITS.format(folder=tmp_path, python=python()))
+    program.chmod(0o755)
+    one = job("print('trained')", python=str(program)).start()
+    one.until((tmp_path / "waits").exists, "about to run mpirun")
+    with cluster.without_names():
+        (tmp_path / "go").touch()
+        assert one.wait().state is JobState.SUCCEEDED, one.said()
 
 
 def test_cancel_lets_ranks_end_may_come_twice_and_leaves_nothing(job):

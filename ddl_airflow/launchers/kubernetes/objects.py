@@ -51,9 +51,11 @@ _HOSTFILE = "/etc/ddl/hostfile"
 _LONGEST_SLUG = 28
 # What the launcher's pod asks for: ssh, and mpirun without ranks.
 _LAUNCHER_RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}}
-# A cut link is seen after some 10 s, at either end. Source: what mpirun does without is in
+# A worker that has answered is looked for where it was then: pod.py includes the addresses. A cut
+# link is seen after some 10 s, at either end. Source: what mpirun does without is in
 # docs/kubernetes.md.
 _SSH_CONFIG = """\
+Include /tmp/ddl/addresses
 Host {workers}*
   HostName %h.{name}
   Port {port}

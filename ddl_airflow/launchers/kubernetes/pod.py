@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import ipaddress
 import json
 import os
 import shutil
@@ -181,7 +182,8 @@ def hold() -> NoReturn:
     held = PRIVATE / "held.new"
     held.write_text(str(os.getpid()))
     held.rename(PRIVATE / "held")
-    print("up", flush=True)
+    # The address at which the launcher has reached it.
+    print("up", *os.environ.get("SSH_CONNECTION", "").split()[2:3], flush=True)
     done = False
     for line in sys.stdin:
         if line == "end\n":
@@ -207,6 +209,7 @@ class Held:
         self.pod = pod
         self.up = False
         self.heard = False
+        self.address = ""
         self.said = ""
         # Since when it cannot be reached, or nobody can say what its address is. A pod that waits
         # for room has none.
@@ -240,8 +243,9 @@ class Held:
             return
         assert self._ssh.stdout is not None and self._ssh.stderr is not None
         said = self._ssh.stdout.readline()
-        if said == b"up\n":
-            self.up = True
+        word, *where = said.decode("utf-8", "replace").split() or [""]
+        if word == "up":
+            self.up, self.address = True, "".join(where)
         elif self._ssh.poll() is not None:
             self.said = (said or self._ssh.stderr.read()).decode("utf-8", "replace").strip()
             with suppress(OSError), self._ssh:
@@ -299,6 +303,7 @@ class Launcher:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         with open(os.open(self._log, flags, 0o660), "ab") as log:
             unreached = self._wait_for_workers(log)
+            self._keep_addresses()
             code, lost = (LOST, "") if unreached else self._mpirun(argv, log)
         # Longer than ssh takes to see that a link is cut.
         until = time.monotonic() + _ENDS_S + self._grace_s
@@ -348,6 +353,17 @@ class Launcher:
                 log.flush()
             time.sleep(_POLL_S)
         return ""
+
+    def _keep_addresses(self) -> None:
+        """For ssh_config: mpirun connects also while the cluster's DNS does not know a worker."""
+        found = []
+        for one in self._held:
+            with suppress(ValueError):  # it has said none
+                address = ipaddress.ip_address(one.address)
+                # As of a proxy in its pod: of no use elsewhere.
+                if not (address.is_loopback or address.is_link_local):
+                    found.append(f"Host {one.pod}\n  HostName {one.address}\n")
+        (PRIVATE / "addresses").write_text("".join(found))
 
     def _mpirun(self, argv: Sequence[str], log: IO[bytes]) -> tuple[int, str]:
         """Returns its exit code, and the worker that was lost before."""

@@ -235,9 +235,10 @@ def test_a_worker_does_not_end_before_its_launcher_has_heard_its_answer(tmp_path
         f"pod['hold'].__globals__['PRIVATE'] = pathlib.Path({str(tmp_path)!r}); pod['hold']()"
     )
     pipe = subprocess.PIPE
-    session = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe)
+    around = {**os.environ, "SSH_CONNECTION": "10.0.0.1 40000 10.0.0.2 2222"}
+    session = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, env=around)
     try:
-        assert session.stdout.readline() == b"up\n"
+        assert session.stdout.readline() == b"up 10.0.0.2\n"
         session.stdin.write(b"done\n")
         session.stdin.flush()
         assert session.stdout.readline() == b"bye\n"
@@ -281,6 +282,47 @@ def test_a_launcher_gives_up_on_workers_that_run_and_cannot_be_reached(
         for held in one._held:
             if held._ssh is not None:
                 held._ssh.communicate()
+
+
+@pytest.mark.parametrize(
+    ("says", "address"),
+    [
+        ("up 10.0.0.2", "10.0.0.2"),
+        ("up fd00::2", "fd00::2"),
+        ("up 127.0.0.1", ""),  # of a proxy in its pod
+        ("up fe80::2%eth0", ""),
+        ("up", ""),
+        ("up 10.0.0.2 ProxyCommand x", ""),
+    ],
+)
+def test_mpirun_goes_where_a_worker_was_reached(tmp_path, monkeypatch, says, address):
+    made = yaml.safe_load_all(full().render(SPEC).script)
+    (given,) = (one["data"] for one in made if one["kind"] == "ConfigMap")
+    config = tmp_path / "ssh_config"
+    config.write_text(given["ssh_config"].replace("/tmp/ddl", str(tmp_path)))
+    monkeypatch.setattr(pod_program, "PRIVATE", tmp_path)
+    name = name_of(SPEC.job_id)
+    pods = [f"{name}-worker-{number}" for number in (1, 11)]
+
+    def where():
+        ssh = ["ssh", "-G", "-F", str(config)]
+        told = [subprocess.check_output([*ssh, pod], text=True) for pod in pods]
+        return [re.search("^hostname (.*)", one, re.MULTILINE)[1] for one in told]
+
+    by_name = [f"{pod}.{name}" for pod in pods]
+    assert where() == by_name
+    (tmp_path / "addresses").touch(0o600)  # as in a pod: ssh takes none that others may write
+    program = tmp_path / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho '{says}'; exec cat\n")
+    program.chmod(0o755)
+    one = pod_program.Launcher(pods[:1], 1.0, tmp_path / "log")
+    with monkeypatch.context() as context, open(tmp_path / "log", "ab") as log:
+        context.setenv("PATH", str(program.parent), prepend=os.pathsep)
+        assert one._wait_for_workers(log) == ""
+        one._held[0]._ssh.communicate()
+    one._keep_addresses()
+    assert where() == [address or by_name[0], by_name[1]]
 
 
 def test_the_manifest_in_the_documentation_is_one():
