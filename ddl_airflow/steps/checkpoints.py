@@ -1,8 +1,8 @@
 """Checkpoints in the store of results while ranks train, so that a lost worker loses minutes.
 
 A thread of the step saves what RESULT_DIR has, now and then and at the end (``Snapshots``); ranks
-have no keys. A try that finds older checkpoints than there are in the store, or none, goes on from
-those. What is published needs none any more.
+have no keys. A try that finds older checkpoints than there are in the store, damaged ones, or none,
+goes on from those. What is published needs none any more.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddl_airflow.core.errors import DdlError, StagingError, SubmitFailed
@@ -77,6 +78,7 @@ class CheckpointsInStore:
         self._layout, self._log, self._every_s = layout, log, step.upload_every_s
         self._wanted: Callable[[], bool] = lambda: True
         self._over = False
+        self._said_half: set[str] = set()
         self._stop = threading.Event()
         made_of = (fixed_run(layout) or {}).get("made_of") or {}
         self._snapshots: Snapshots = Snapshots(
@@ -93,15 +95,23 @@ class CheckpointsInStore:
         """Forgets those of a training that is to begin from its start."""
         self._snapshots.drop()
 
-    def restore(self) -> None:
+    def restore(self, leave_whole: Callable[[Path], None]) -> bool:
         """Brings those in the store where what is here is older, or lost.
+
+        Args:
+            leave_whole: moves damaged checkpoints out of a folder to the run's ``damaged``; it has
+                those that are here.
+
+        Returns:
+            Whether any were brought.
 
         Raises:
             TryIsOver: a later try of the training has begun.
             StagingError: there are none here, and it is not known whether there are in the store,
                 or they cannot be fetched: the training would begin from its start.
+            JobFailed, JobLost: as ``leave_whole``.
         """
-        from ddl_airflow.storage.snapshots import TryIsOver, newest_in
+        from ddl_airflow.storage.snapshots import TryIsOver, is_to_go_on_from
 
         layout = self._layout
         try:
@@ -109,18 +119,23 @@ class CheckpointsInStore:
         except TryIsOver:
             raise
         except StagingError as error:  # so says every save
-            self._log.warning("checkpoints will not be saved in the store: %s", error)
-        here = newest_in(layout.result, layout.workspace)
+            self._log.warning("%s: checkpoints will not be saved in the store: %s", FIELD, error)
+        here = is_to_go_on_from(layout.result, layout.workspace, layout.damaged)
+
+        def look(folder: Path) -> None:
+            layout.give_to_ranks(folder)
+            leave_whole(folder)
+
         try:
-            brought = self._snapshots.restore(here)
+            brought = self._snapshots.restore(look, layout.damaged)
         except StagingError as error:
             if not here:
                 raise
+            layout.create()  # some of one may have been brought
             self._log.warning("goes on from the checkpoints that are here: %s", error)
-            return
+            return False
         if brought is None:
-            return
-        layout.give_to_ranks(layout.result)
+            return False
         layout.create()
         self._log.info(
             "goes on from checkpoints in the store, %s here: %d files, %.1f MiB of try %d, "
@@ -133,6 +148,7 @@ class CheckpointsInStore:
             ),
             *(time.time() - brought.made, brought.uri),
         )
+        return True
 
     @contextmanager
     def saved(self, wanted: Callable[[], bool]) -> Iterator[None]:
@@ -156,6 +172,12 @@ class CheckpointsInStore:
         if self._wanted():
             thread.join(_ENDS_S)
         if thread.is_alive() or not self._wanted():
+            if self._wanted():
+                self._log.warning(
+                    "%s: the last checkpoints are not in the store: what was being sent took over "
+                    "%.0f s more than the ranks",
+                    *(FIELD, _ENDS_S),
+                )
             self._over = True
             return
         self._save()
@@ -168,16 +190,12 @@ class CheckpointsInStore:
         began = time.monotonic()
         try:
             saved = self._snapshots.save()
-        except DdlError as error:  # not worth a training
-            if self._wanted() and not self._over:
+        except Exception as error:  # not worth a training; nor is what nobody has thought of
+            if not isinstance(error, DdlError) or (self._wanted() and not self._over):
                 self._log.warning(
-                    "checkpoints are not saved in the store: %s: %s", type(error).__name__, error
+                    "%s: checkpoints are not saved in the store: %s: %s",
+                    *(FIELD, type(error).__name__, error),
                 )
-            return
-        except Exception as error:  # nor is what nobody has thought of
-            self._log.warning(
-                "checkpoints are not saved in the store: %s: %s", type(error).__name__, error
-            )
             return
         if saved is not None:
             self._log.info(
@@ -185,3 +203,12 @@ class CheckpointsInStore:
                 *(saved.files, saved.nbytes / 2**20, saved.sent_nbytes / 2**20, saved.sent),
                 *(time.monotonic() - began, saved.uri),
             )
+            for key in saved.half_written:
+                if key not in self._said_half:
+                    self._said_half.add(key)
+                    self._log.warning(
+                        "%s: %s was half written whenever it was read, so what was saved before "
+                        "stays, too. Let the script write it under another name and rename it, as "
+                        "ddl.keras.CheckpointCallback does",
+                        *(FIELD, key),
+                    )

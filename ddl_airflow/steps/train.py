@@ -57,10 +57,10 @@ from ddl_airflow.steps.streaming import (
 from ddl_airflow.storage.filesystem import alone_in, lock_of, paths_below
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ddl_airflow.storage.stream import Stream
 
-# Files that stand for a checkpoint; ddl_ops.resume reads them.
-_CHECKPOINTS = (".index", ".keras", ".h5")
 # What may come of reading statistics that a script has written itself.
 _ODD = (ValueError, LookupError, TypeError, ArithmeticError, RecursionError, FileRefused)
 # More than it takes to end ranks that were told to.
@@ -181,9 +181,10 @@ class Train(ScriptTry[TrainStep]):
             begin_training(layout)
             if layout.experiment_id and layout.experiment_copy.exists():
                 shutil.rmtree(layout.experiment_copy)
-            if saves is not None:
-                saves.restore()
+            # What is half-written here is newer than what is whole in the store.
             self._leave_whole_checkpoints()
+            if saves is not None and saves.restore(self._leave_whole_checkpoints):
+                self._leave_whole_checkpoints()
             if not isinstance(chosen, Scheduler):
                 stream = None
                 if self.step.stream:
@@ -432,12 +433,16 @@ class Train(ScriptTry[TrainStep]):
             log_dir = layout.logs / "experiment"
             self.run_once(f"experiment-{self.context.try_number}", shlex.join(words), log_dir, {})
 
-    def _leave_whole_checkpoints(self) -> None:
-        """Has a training that goes on go on from the newest checkpoint that can be read."""
+    def _leave_whole_checkpoints(self, *folders: Path) -> None:
+        """Has a training that goes on go on from the newest checkpoint that can be read, in those
+        folders, or else where its ranks write.
+        """
         layout = self.layout
-        folders = (layout.result, layout.experiment)
+        folders = folders or (layout.result, layout.experiment)
         there = (path for folder in folders if folder.is_dir() for path in paths_below(folder))
-        if not any(path.suffix in _CHECKPOINTS for path in there):
+        from ddl_airflow.storage.snapshots import READ_AGAIN  # no parse needs it
+
+        if not any(path.suffix in READ_AGAIN for path in there):
             return
         name = f"resume-{self.context.try_number}"
         words = ["python", "-m", "ddl_ops.resume", "--aside", str(layout.damaged)]

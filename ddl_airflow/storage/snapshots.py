@@ -7,24 +7,32 @@ Below a place of the training's own::
     try.json           the newest try that saves here
 
 A chunk that is there is not sent again, so a snapshot costs what has changed. It comes last,
-by a conditional write, when all its chunks are there: what a killed process leaves has none. Only
-checkpoints that nobody changed meanwhile are in one.
+by a conditional write, when all its chunks are there: what a killed process leaves has none, and
+the next save removes. A snapshot has the checkpoints of one moment: they are held open, and those
+that are written in place copied, before they are sent.
+
+Whether a checkpoint is whole, who tries again finds out. So beside the newest snapshots stay the
+one that the try has gone on from, and the newest that has nothing that looks half-written.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
 import stat
+import tempfile
+import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from ddl_airflow.core.beneath import open_beneath
 from ddl_airflow.core.errors import (
@@ -40,10 +48,14 @@ from ddl_airflow.storage.store import PART_PREFIX, ObjectStore, check_keys
 
 SNAPSHOTS = "_checkpoints"  # below <results>/<training id>
 CHUNK_BYTES = 8 * 2**20
-KEEP = 2  # snapshots
+KEEP = 2  # snapshots, whatever is in them
+# Suffixes of files that stand for a checkpoint: ddl_ops.resume reads these, and moves damaged ones.
+READ_AGAIN = (".index", ".keras", ".h5")
 _CHUNKS, _OWNER = "chunks", "try.json"
 _NAME = re.compile(r"([0-9]{8})\.json")
-_TAKES = 3  # until the checkpoints have not changed while they were read
+_TAKES = 5  # until the checkpoints hold still
+_PAUSE_S = 0.5  # between these
+_MOST_OPEN = 200  # files at once
 _READS = 3  # of a chunk
 _BEGINNINGS = 3  # of a snapshot, where another one got the name
 # Files of checkpoints: of TensorFlow's, ``checkpoint`` is the last that is written.
@@ -51,6 +63,7 @@ _CHECKPOINT = re.compile(
     r"(?:.*/)?(?:checkpoint|.*\.(?:index|meta|keras|h5|hdf5|npz|ckpt)|.*\.data-\d+-of-\d+)"
 )
 _IN_CHECKPOINTS = "checkpoints/"  # CHECKPOINT_DIR, whatever is in it
+_HDF5 = b"\x89HDF\r\n\x1a\n"
 _EVENTS = "events.out.tfevents"  # which grow
 # Half-written, by TensorFlow and by ours; and what no object can be called.
 _LEFT_OUT = re.compile(
@@ -62,14 +75,21 @@ class TryIsOver(StagingError):
     """A later try of the training saves here now."""
 
 
+class CheckpointsChange(StagingError):
+    """A checkpoint was written whenever it was read."""
+
+
 class Saved(NamedTuple):
-    """What ``save`` has done: the snapshot's uri, its files and bytes, and what of it was sent."""
+    """What ``save`` has done: the snapshot's uri, its files and bytes, what of it was sent, and
+    which of its files look half-written.
+    """
 
     uri: str
     files: int
     nbytes: int
     sent: int
     sent_nbytes: int
+    half_written: tuple[str, ...]
 
 
 class Restored(NamedTuple):
@@ -92,6 +112,23 @@ class _Found:
     mtime_ns: int
     ctime_ns: int
     inode: int
+
+
+class _Opened(NamedTuple):
+    """A file that is to be sent, whatever becomes of its name."""
+
+    file: IO[bytes]
+    is_copy: bool
+
+
+class _Read(NamedTuple):
+    """A file that was sent, the digest and the bytes of each chunk, and whether it looked
+    half-written.
+    """
+
+    found: _Found
+    chunks: list[list[Any]]
+    is_half: bool
 
 
 class Snapshots:
@@ -121,8 +158,10 @@ class Snapshots:
         self._store, self._chunks = store, store.at(_CHUNKS)
         self._folder, self._root, self._facts = folder, root, dict(facts)
         self._try, self._now, self._go_on = try_number, now, go_on
-        self._read: dict[str, tuple[_Found, list[list[Any]]]] = {}
+        self._read: dict[str, _Read] = {}
+        self._in_place: set[str] = set()  # keys of what changed while it was sent
         self._last: list[Any] = []
+        self._base: str | None = None  # the snapshot that the try has gone on from
 
     def begin(self) -> None:
         """Keeps earlier tries that may still run somewhere from saving.
@@ -142,10 +181,11 @@ class Snapshots:
         """Sends what has changed since the last snapshot, and makes one.
 
         Returns:
-            None: there is no checkpoint, nothing has changed, or it changed whenever it was read.
+            None: there is no checkpoint, or nothing has changed.
 
         Raises:
             TryIsOver: a later try saves here.
+            CheckpointsChange: nothing could be saved, for it never held still.
             StagingError: the store takes nothing, or nobody wants it any more.
         """
         self._check_owner()
@@ -160,23 +200,38 @@ class Snapshots:
                 there.add(digest)
                 sent_nbytes += len(body)
 
-        files = self._taken(there, send)
-        if files is None or (files == self._last and names):
-            return None
-        number = max((int(name[:8]) for name in names), default=0) + 1
-        name = self._noted(number, files)
+        try:
+            files = self._taken(there, send)
+            if files is None or (files == self._last and names):
+                return None
+            number = max((int(name[:8]) for name in names), default=0) + 1
+            half = tuple(file["key"] for file in files if self._read[file["key"]].is_half)
+            name = self._noted(number, files, bool(half))
+        except StagingError:
+            if sent_nbytes and self._go_on():
+                # What is here now may be in the next one. The rest would pile up.
+                known = {chunk[0] for read in self._read.values() for chunk in read.chunks}
+                with suppress(StagingError):
+                    self._drop_others(names, there - known)
+            raise
         self._last = files
         self._drop_others({*names, name}, there)
         nbytes = sum(file["size"] for file in files)
-        return Saved(
-            f"{self._store.uri}/{name}", len(files), nbytes, len(there) - before, sent_nbytes
-        )
+        uri, sent = f"{self._store.uri}/{name}", len(there) - before
+        return Saved(uri, len(files), nbytes, sent, sent_nbytes, half)
 
-    def restore(self, newer_than: float = 0.0) -> Restored | None:
-        """Puts the newest snapshot that is whole in the place of the folder.
+    def restore(
+        self, leave_whole: Callable[[Path], None] = lambda _: None, aside: Path | None = None
+    ) -> Restored | None:
+        """Puts the newest snapshot that is whole in the place of the folder, if it is newer.
+
+        Where a checkpoint was damaged, here or in a snapshot, an older one is brought that has it
+        whole, whatever else is newer.
 
         Args:
-            newer_than: seconds since 1970; None is brought whose newest checkpoint is not newer.
+            leave_whole: moves damaged checkpoints out of a folder: called with one that has a
+                snapshot's files, before it takes the place.
+            aside: where to, now and before.
 
         Returns:
             None: there is none.
@@ -186,26 +241,45 @@ class Snapshots:
         """
         names, _ = self._listed()
         failed: StagingError | None = None
+        restored: Restored | None = None
+        found = found_in(self._folder, self._root)
+        here = _written((key, one.mtime_ns) for key, one in found.items())
+        same = after = None
         for name in sorted(names, reverse=True):
             try:
                 snapshot = self._snapshot(name)
                 if snapshot is None:
                     continue
                 if snapshot["facts"] != self._facts:
-                    return None
-                if newest_of(snapshot["files"]) <= newer_than:
-                    return None
-                self._brought(snapshot["files"])
+                    failed = None
+                    break
+                files = snapshot["files"]
+                if same is None and restored is None and _are_there(files, found):
+                    same = name  # what is here was read
+                after = after or snapshot.get("after")
+                there = _written((file["key"], file["mtime_ns"]) for file in files)
+                if not _is_further(there, here, _damaged(aside)):
+                    continue
+                with self._fetched(files) as fresh:
+                    leave_whole(fresh)
+                    left = found_in(fresh, self._root)
+                    there = _written((key, one.mtime_ns) for key, one in left.items())
+                    if _is_further(there, here, _damaged(aside)):
+                        self._put_in_place(fresh)
+                        here, same, self._last = there, name, files
+                        nbytes = sum(file["size"] for file in files)
+                        uri = f"{self._store.uri}/{name}"
+                        made, number = snapshot["made"], snapshot["try"]
+                        restored = Restored(uri, len(files), nbytes, made, number)
             except (SourceMissing, TransferCorrupt) as error:
                 failed = error  # the one before may be whole
             else:
-                self._last = files = snapshot["files"]
-                nbytes = sum(file["size"] for file in files)
-                uri = f"{self._store.uri}/{name}"
-                return Restored(uri, len(files), nbytes, snapshot["made"], snapshot["try"])
-        if failed is not None:
+                if all(file["key"] in left for file in files if _is_read_again(file["key"])):
+                    break
+        self._base = same or after
+        if failed is not None and restored is None:
             raise failed
-        return None
+        return restored
 
     def drop(self) -> None:
         """Removes all snapshots of the training, and then their chunks."""
@@ -257,56 +331,142 @@ class Snapshots:
     def _taken(
         self, there: set[str], send: Callable[[str, bytes], None]
     ) -> list[dict[str, Any]] | None:
-        """The files, their chunks sent; None: there is no checkpoint, or it does not hold still."""
-        for _ in range(_TAKES):
+        """The files, their chunks sent; None: there is no checkpoint."""
+        for take in range(_TAKES):
+            if take:
+                time.sleep(_PAUSE_S)
+                self._check_wanted()
             before = found_in(self._folder, self._root)
             if not any(map(is_checkpoint, before)):
                 return None
-            chunks = {key: self._sent(key, found, there, send) for key, found in before.items()}
-            after = found_in(self._folder, self._root)
-            changed = {key for key in {*before, *after} if before.get(key) != after.get(key)}
-            changed |= {key for key, made in chunks.items() if made is None}
-            if any(map(is_checkpoint, changed)):
+            self._read = {key: read for key, read in self._read.items() if key in before}
+            self._in_place &= before.keys()
+            with ExitStack() as held:
+                opened = self._opened(before, there, held)
+                after = found_in(self._folder, self._root)
+                unlike = {key for key in {*before, *after} if before.get(key) != after.get(key)}
+                unlike |= {key for key, one in opened.items() if one is None}
+                if changed := sorted(filter(is_checkpoint, unlike)):
+                    continue
+                with os_errors(self._folder):
+                    half = any(one and _is_half(key, one.file) for key, one in opened.items())
+                if half and take < _TAKES - 1:  # it may soon be whole
+                    continue
+                chunks = {
+                    key: self._sent(key, found, opened.get(key), there, send)
+                    for key, found in before.items()
+                }
+            changed = sorted(key for key in chunks if chunks[key] is None and is_checkpoint(key))
+            if changed:
+                self._in_place.update(changed)
                 continue
             return [
                 {"key": key, "size": found.size, "mtime_ns": found.mtime_ns, "chunks": made}
                 for key, found in sorted(before.items())
-                # Of one that only grows, what was there is whole.
-                if (made := chunks[key]) is not None and _is_same_or_grew(found, after.get(key))
+                if (made := chunks[key]) is not None
             ]
-        return None
+        path = self._folder / changed[0]
+        more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise CheckpointsChange(
+            f"{path}{more}: it changed each of the {_TAKES} times that it was read. Let the script "
+            "save less often, or under another name that it renames when the file is whole, as "
+            "ddl.keras.CheckpointCallback does."
+        )
 
-    def _sent(
-        self, key: str, found: _Found, there: set[str], send: Callable[[str, bytes], None]
-    ) -> list[list[Any]] | None:
-        """Digest and bytes of each chunk; None: the file is another one by now."""
-        known = self._read.get(key)
-        if known and known[0] == found and there.issuperset(digest for digest, _ in known[1]):
-            return known[1]
-        chunks: list[list[Any]] = []
+    def _opened(
+        self, found: Mapping[str, _Found], there: set[str], held: ExitStack
+    ) -> dict[str, _Opened | None]:
+        """What of checkpoints is to be sent, as it is now; None: it is another file by now."""
+        keys = [key for key, one in found.items() if is_checkpoint(key)]
+        keys = [key for key in keys if self._known(key, found[key], there) is None]
+        keys.sort(key=lambda key: key not in self._in_place)
+        opened: dict[str, _Opened | None] = {}
+        for key in keys[:_MOST_OPEN]:
+            if (file := self._open(key)) is None:
+                opened[key] = None
+                continue
+            held.enter_context(file)
+            opened[key] = _Opened(file, is_copy=False)
+            if key in self._in_place:
+                opened[key] = self._copied(key, found[key], file, held) or opened[key]
+        return opened
+
+    def _copied(self, key: str, found: _Found, file: IO[bytes], held: ExitStack) -> _Opened | None:
+        """A copy, which is gone with this process; None: it would fill the disk, and ranks write
+        there.
+        """
+        folder = self._folder.parent
+        with os_errors(folder, found.size):
+            if shutil.disk_usage(folder).free < 2 * found.size:
+                return None
+            # Unbuffered: what is not written yet would fail once more when it is closed.
+            copy = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115  # held is one
+            held.enter_context(copy)
+            while body := file.read(CHUNK_BYTES):
+                self._check_wanted()
+                left = memoryview(body)
+                while left:
+                    left = left[copy.write(left) :]
+            copy.seek(0)
+        return _Opened(copy, is_copy=True)
+
+    def _open(self, key: str) -> IO[bytes] | None:
         path = self._folder / key
         try:
-            descriptor = open_beneath(path, self._root)
+            return open(open_beneath(path, self._root), "rb")
         except PermissionError:
             raise AccessDenied(f"{path}: {why_private(path)}.") from None
         except (FileRefused, OSError):
             return None
-        with open(descriptor, "rb") as file, os_errors(path):
-            left = found.size
+
+    def _known(self, key: str, found: _Found, there: set[str]) -> list[list[Any]] | None:
+        """Digest and bytes of each chunk, where all of them are in the store."""
+        read = self._read.get(key)
+        if read and read.found == found and there.issuperset(digest for digest, _ in read.chunks):
+            return read.chunks
+        return None
+
+    def _sent(
+        self,
+        key: str,
+        found: _Found,
+        opened: _Opened | None,
+        there: set[str],
+        send: Callable[[str, bytes], None],
+    ) -> list[list[Any]] | None:
+        """Digest and bytes of each chunk; None: the file has changed by now."""
+        if (known := self._known(key, found, there)) is not None:
+            return known
+        file = opened.file if opened else self._open(key)
+        if file is None:
+            return None
+        chunks: list[list[Any]] = []
+        with file, os_errors(self._folder / key):
+            is_half, left = _is_half(key, file), found.size
             while left:
-                if not self._go_on():
-                    raise StagingError("nobody wants the checkpoints in the store any more")
-                body = file.read(min(CHUNK_BYTES, left))
-                if not body:
+                self._check_wanted()
+                try:
+                    body = file.read(min(CHUNK_BYTES, left))
+                except OSError as error:
+                    if error.errno != errno.ESTALE:
+                        raise
+                    return None  # another host has removed it
+                is_copy = opened is not None and opened.is_copy
+                unlike = not (is_copy or _is_as_found(key, found, os.fstat(file.fileno())))
+                if unlike or not body:
                     return None
                 left -= len(body)
                 digest = hashlib.sha256(body).hexdigest()
                 send(digest, body)
                 chunks.append([digest, len(body)])
-        self._read[key] = found, chunks
+        self._read[key] = _Read(found, chunks, is_half)
         return chunks
 
-    def _noted(self, number: int, files: list[dict[str, Any]]) -> str:
+    def _check_wanted(self) -> None:
+        if not self._go_on():
+            raise StagingError("nobody wants the checkpoints in the store any more")
+
+    def _noted(self, number: int, files: list[dict[str, Any]], half: bool) -> str:
         """Makes the snapshot. Returns its name."""
         said = {
             "made": self._now(),
@@ -314,6 +474,8 @@ class Snapshots:
             "token": uuid.uuid4().hex,
             "facts": self._facts,
             "files": files,
+            "after": self._base,
+            "half_written": half,
         }
         body = sealed(said)
         for _ in range(_BEGINNINGS):
@@ -331,20 +493,31 @@ class Snapshots:
         )
 
     def _drop_others(self, names: set[str], there: set[str]) -> None:
-        """Leaves the newest snapshots, and what they consist of."""
-        kept = sorted(names)[-KEEP:]
-        needed = set()
-        for name in kept:
+        """Leaves those to go on from, and what they consist of."""
+        read = {}
+        for name in sorted(names, reverse=True):
             with suppress(TransferCorrupt):
                 if snapshot := self._snapshot(name):
-                    needed |= {chunk[0] for file in snapshot["files"] for chunk in file["chunks"]}
+                    read[name] = snapshot
+        if self._base is None:  # an earlier try's, where this one could not read what there is
+            self._base = next((one["after"] for one in read.values() if one.get("after")), None)
+        whole = next((name for name, one in read.items() if not one.get("half_written")), None)
+        kept = set(sorted(names)[-KEEP:]) | (names & {self._base, whole})
+        needed = {
+            chunk[0]
+            for name in kept & read.keys()
+            for file in read[name]["files"]
+            for chunk in file["chunks"]
+        }
         self._check_owner()
-        self._store.delete(sorted(names - {*kept}))
+        self._store.delete(sorted(names - kept))
         self._chunks.delete(sorted(there - needed))
 
     # Down.
 
-    def _brought(self, files: list[dict[str, Any]]) -> None:
+    @contextmanager
+    def _fetched(self, files: list[dict[str, Any]]) -> Iterator[Path]:
+        """A folder with the files, beside the one in which ranks write; then it goes."""
         fresh = self._folder.with_name(PART_PREFIX + uuid.uuid4().hex)
         try:
             with os_errors(fresh, sum(file["size"] for file in files)):
@@ -358,14 +531,18 @@ class Snapshots:
                         writer.flush()
                         os.fsync(writer.fileno())
                     os.utime(path, ns=(file["mtime_ns"], file["mtime_ns"]))
-                before = fresh.with_name(PART_PREFIX + uuid.uuid4().hex)
-                if self._folder.exists():
-                    fresh.chmod(stat.S_IMODE(self._folder.stat().st_mode))
-                    self._folder.rename(before)
-                fresh.rename(self._folder)
-                shutil.rmtree(before, ignore_errors=True)
+            yield fresh
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
+
+    def _put_in_place(self, fresh: Path) -> None:
+        with os_errors(fresh):
+            before = fresh.with_name(PART_PREFIX + uuid.uuid4().hex)
+            if self._folder.exists():
+                fresh.chmod(stat.S_IMODE(self._folder.stat().st_mode))
+                self._folder.rename(before)
+            fresh.rename(self._folder)
+            shutil.rmtree(before, ignore_errors=True)
 
     def _chunk(self, digest: str, nbytes: int) -> bytes:
         if not re.fullmatch("[0-9a-f]{64}", digest):
@@ -439,10 +616,59 @@ def newest_in(folder: Path, root: Path) -> float:
     return max((one.mtime_ns / 1e9 for key, one in found if is_checkpoint(key)), default=0.0)
 
 
-def newest_of(files: list[dict[str, Any]]) -> float:
-    """The same, of the files of a snapshot."""
-    times = (file["mtime_ns"] / 1e9 for file in files if is_checkpoint(file["key"]))
-    return max(times, default=0.0)
+def is_to_go_on_from(folder: Path, root: Path, aside: Path) -> bool:
+    """Whether a folder has checkpoints, and not only such as are beside a damaged one, which was
+    moved to ``aside``.
+    """
+    here = _written((key, one.mtime_ns) for key, one in found_in(folder, root).items())
+    return bool(here) and _damaged(aside) <= here.keys()
+
+
+def _is_read_again(key: str) -> bool:
+    return is_checkpoint(key) and key.endswith(READ_AGAIN)
+
+
+def _called(key: str) -> str:
+    """What the files of checkpoints of all steps have in common, also once they are elsewhere."""
+    return re.sub(r"\d+", "#", key.rpartition("/")[2])
+
+
+def _written(times: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """When the newest of checkpoints that are called alike was written, of keys and times."""
+    newest: dict[str, int] = {}
+    for key, mtime_ns in times:
+        if is_checkpoint(key):
+            newest[_called(key)] = max(mtime_ns, newest.get(_called(key), 0))
+    return newest
+
+
+def _damaged(aside: Path | None) -> set[str]:
+    """What those are called of which a damaged one was moved away."""
+    if aside is None:
+        return set()
+    with suppress(OSError):
+        return {_called(name) for name in os.listdir(aside) if name.endswith(READ_AGAIN)}
+    return set()
+
+
+def _is_further(one: Mapping[str, int], other: Mapping[str, int], damaged: set[str]) -> bool:
+    """Whether checkpoints are to be gone on from, and not others: first by those of which one was
+    damaged, for what is beside them may be newer; then by the newest of all.
+    """
+    pairs = [(one.get(name, 0), other.get(name, 0)) for name in damaged]
+    if any(mine != its for mine, its in pairs):
+        return any(mine > its for mine, its in pairs)
+    return max(one.values(), default=0) > max(other.values(), default=0)
+
+
+def _are_there(files: list[dict[str, Any]], found: Mapping[str, _Found]) -> bool:
+    """Whether the checkpoints of a snapshot, of which there are any, are the ones of a folder."""
+    read = [file for file in files if _is_read_again(file["key"])]
+    return bool(read) and all(
+        (one := found.get(file["key"])) is not None
+        and (one.size, one.mtime_ns) == (file["size"], file["mtime_ns"])
+        for file in read
+    )
 
 
 def drop(store: ObjectStore) -> None:
@@ -459,7 +685,30 @@ def _in_order(keys: Iterator[str]) -> list[str]:
     return sorted(keys, key=lambda key: (_NAME.fullmatch(key) is None, key))
 
 
-def _is_same_or_grew(before: _Found, after: _Found | None) -> bool:
-    return after is not None and (
-        before == after or (before.inode == after.inode and before.size <= after.size)
-    )
+def _is_as_found(key: str, found: _Found, now: os.stat_result) -> bool:
+    """Whether what was read of an open file is what was found, wherever its name leads now."""
+    if now.st_ino != found.inode:
+        return False
+    if not is_checkpoint(key):  # of one that only grows, what was there is whole
+        return now.st_size >= found.size
+    if (now.st_size, now.st_mtime_ns) != (found.size, found.mtime_ns):
+        return False
+    return now.st_ctime_ns == found.ctime_ns or not now.st_nlink  # it was removed, or replaced
+
+
+def _is_half(key: str, file: IO[bytes]) -> bool:
+    """Whether a file of Keras, of which nobody knows more, has not what is written last: the table
+    of an archive; of HDF5 the size, which is at its beginning.
+
+    Source: the HDF5 File Format Specification, level 0A, for addresses of 8 bytes.
+    """
+    if not key.endswith((".keras", ".h5")):
+        return False
+    head, nbytes = file.read(64), file.seek(0, os.SEEK_END)
+    if head.startswith(_HDF5):
+        at = {b"\0": 40, b"\1": 44}.get(head[8:9], 28)
+        half = int.from_bytes(head[at : at + 8], "little") != nbytes
+    else:
+        half = b"PK\3\4".startswith(head[:4]) and not zipfile.is_zipfile(file)
+    file.seek(0)
+    return half

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import sys
 import textwrap
 import threading
+import time
 import uuid
 from datetime import UTC, datetime
 
@@ -15,7 +17,7 @@ import pytest
 from ddl_airflow.core.errors import AccessDenied, JobFailed, JobLost, StagingError, SubmitFailed
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StageDataStep, StoreReference, TrainStep
-from ddl_airflow.lineage.record import Run, has_part
+from ddl_airflow.lineage.record import Run, fixed_run, has_part
 from ddl_airflow.steps.base import Site, StepContext, prepared
 from ddl_airflow.steps.checkpoints import drop_published, place_of
 from ddl_airflow.steps.stage import StageData
@@ -23,6 +25,7 @@ from ddl_airflow.steps.train import Train
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client
+from ddl_airflow.storage.snapshots import Snapshots
 from tests.integration.ceph import CephObjectStore, available
 from tests.integration.faulty_proxy import FaultyProxy
 from tests.limits import until, within
@@ -57,6 +60,49 @@ SCRIPT = f"""
     sys.exit(open(told).read() != "ends")
 """
 
+# As with keras.callbacks.ModelCheckpoint("model.keras"): every checkpoint has the same name; and a
+# log beside them is newer. A rank that tears is killed while it writes the next one.
+TEARING = """
+    import os, signal, sys, time, zipfile
+    folder, told = os.environ["CHECKPOINT_DIR"], sys.argv[1]
+    name = "model.KIND"
+    path, log = f"{folder}/{name}", f"{folder}/history.csv"
+
+    def write(step):
+        new = f"{folder}/.{name}"
+        if "KIND" == "h5":
+            import h5py, numpy
+            with h5py.File(new, "w") as file:
+                file["step"] = step
+                file["weights"] = numpy.zeros(200000, "u1")
+        else:
+            with zipfile.ZipFile(new, "w") as file:
+                file.writestr("step", str(step))
+                file.writestr("weights", bytes(200000))
+        os.replace(new, path)
+
+    def read():
+        if "KIND" == "h5":
+            import h5py
+            with h5py.File(path, "r") as file:
+                return int(file["step"][()])
+        with zipfile.ZipFile(path) as file:
+            return int(file.read("step"))
+
+    step = read() if os.path.exists(path) else 0
+    print("goes on from", step, flush=True)
+    write(step + 1)
+    while not os.path.exists(told):
+        time.sleep(0.05)
+    end = open(told).read()
+    if end == "tears":
+        os.truncate(path, 100000)
+        with open(log, "a") as file:
+            file.write(str(step))
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(end != "ends")
+"""
+
 
 @pytest.fixture(scope="module")
 def ceph(tmp_path_factory):
@@ -69,9 +115,11 @@ def ceph(tmp_path_factory):
 class Training:
     """One run, on a worker with a disk of its own."""
 
-    def __init__(self, home, store):
-        self.home, self.store, self.tries = home, store, 0
-        self.layout = RunLayout(home / "worker", DAG, f"{DAG}-{uuid.uuid4().hex}")
+    def __init__(self, home, store, trainer=None):
+        self.home, self.store, self.tries, self.trainer = home, store, 0, trainer
+        group = trainer.gid if trainer else None
+        training_id = f"{DAG}-{uuid.uuid4().hex}"
+        self.layout = RunLayout(home / "worker", DAG, training_id, ranks_group=group)
         self.told = home / "told"
         for name in ("code", "data", "worker"):
             (home / name).mkdir()
@@ -80,7 +128,9 @@ class Training:
         self.train = None
 
     def context(self, **more):
-        site = Site(python=sys.executable, open_store=self.opened, secret=lambda _: "")
+        user = {"ranks_user": self.trainer.name} if self.trainer else {}
+        python = self.trainer.python if self.trainer else sys.executable
+        site = Site(python=python, open_store=self.opened, secret=lambda _: "", **user)
         return StepContext(self.layout, RUN, LOG, site, try_number=self.tries, **more)
 
     def opened(self, reference):
@@ -173,6 +223,106 @@ def test_a_training_whose_worker_is_lost_goes_on_from_the_store(training, caplog
     assert "newer than those here" in caplog.text
     drop_published(training.store, training.layout.training_id, LOG)
     assert training.snapshots() == []
+
+
+@pytest.fixture(params=["keras", "h5", "keras of another user"])
+def tearing(request, tmp_path):
+    kind, *user = request.param.split(" of ")
+    trainer = request.getfixturevalue("trainer") if user else None
+    home = trainer.place / "home" if trainer else tmp_path / "home"
+    home.mkdir(mode=0o755)
+    made = Training(home, FolderStore(tmp_path / "results"), trainer)
+    script = textwrap.dedent(TEARING).replace("KIND", kind)
+    (home / "code" / "train.py").write_text(script)
+    made.stage(cleared=False)
+    return made
+
+
+def tear(training, caplog, **more):
+    """A try that is killed while it writes, after a whole checkpoint was saved."""
+    caplog.clear()
+    thread, raised = in_background(lambda: training.run(**more))
+    until(lambda: "checkpoints saved" in caplog.text or not thread.is_alive(), 60)
+    training.told.write_text("tears")
+    thread.join()
+    assert type(raised[0]) is JobFailed
+
+
+def test_a_checkpoint_that_a_killed_rank_left_half_written_hides_none_in_the_store(tearing, caplog):
+    caplog.set_level("INFO")
+    tear(tearing, caplog)
+    tear(tearing, caplog)
+    assert tearing.said().endswith("goes on from 1\n")
+    assert "of try 1, saved" in caplog.text
+    assert "checkpoints.upload_every: checkpoints/model." in caplog.text
+
+
+def test_a_half_written_one_is_nothing_to_go_on_from_where_the_store_does_not_answer(
+    tearing, caplog, monkeypatch
+):
+    caplog.set_level("INFO")
+    tear(tearing, caplog)
+
+    def refuse(*_):
+        raise StagingError("no route to host.")
+
+    with monkeypatch.context() as patch:
+        for name in ("read_version", "list"):
+            patch.setattr(FolderStore, name, refuse)
+        for _ in range(2):
+            with pytest.raises(StagingError, match="no route"):
+                tearing.run("ends")
+    tearing.run("ends")
+    assert tearing.said().endswith("goes on from 1\n")
+
+
+def test_it_is_said_when_the_last_checkpoints_took_too_long(training, caplog, monkeypatch):
+    training.stage(cleared=False)
+    ended, put = threading.Event(), type(training.store).put_bytes
+
+    def slow(*words):
+        if not words[0].uri.endswith("/chunks"):
+            return put(*words)
+        training.told.write_text("fails")
+        assert ended.wait(within(60.0))
+        return put(*words)
+
+    monkeypatch.setattr(type(training.store), "put_bytes", slow)
+    monkeypatch.setattr("ddl_airflow.steps.checkpoints._ENDS_S", 0.5)
+    with pytest.raises(JobFailed):
+        training.run()
+    ended.set()
+    assert "checkpoints.upload_every: the last checkpoints are not in the store" in caplog.text
+
+
+def test_a_half_written_checkpoint_that_was_saved_gives_way_to_the_one_before(
+    tearing, caplog, monkeypatch
+):
+    """And the one that a try went on from stays until a later one was read."""
+    caplog.set_level("INFO")
+    for step in (0, 1):
+        tear(tearing, caplog)
+        assert tearing.said() == f"goes on from {step}\n"
+        shutil.rmtree(tearing.layout.workspace)
+        tearing.stage()
+    # Nor is it lost where nobody sees what is wrong with those that are saved then.
+    with pytest.raises(JobFailed):
+        tearing.run("fails")
+    assert tearing.said() == "goes on from 2\n"
+    monkeypatch.setattr("ddl_airflow.storage.snapshots._is_half", lambda *_: False)
+    workspace = tearing.layout.workspace
+    place = place_of(tearing.store, tearing.layout.training_id)
+    facts = {"dataset": fixed_run(tearing.layout)["made_of"]["dataset"]}
+    saving = Snapshots(place, tearing.layout.result, workspace, facts, 3, now=time.time)
+    saving.restore()
+    (model,) = tearing.layout.checkpoints.glob("model.*")
+    for size in (100000, 90000, 80000):
+        os.truncate(model, size)
+        assert saving.save() is not None
+    shutil.rmtree(workspace)
+    tearing.stage()
+    tearing.run("ends")
+    assert tearing.said() == "goes on from 3\n"
 
 
 def test_what_is_here_is_not_fetched(training, caplog):

@@ -7,13 +7,18 @@ import json
 import os
 import random
 import shutil
+import zipfile
+from itertools import count
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from ddl_airflow.core.errors import AccessDenied, StagingError, TransferCorrupt
+from ddl_airflow.core.errors import AccessDenied, NoSpace, StagingError, TransferCorrupt
 from ddl_airflow.storage import snapshots
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.snapshots import Snapshots, TryIsOver, newest_in
+from ddl_airflow.storage.snapshots import CheckpointsChange, Snapshots, TryIsOver, newest_in
+from tests.integration.disk import tiny_disk
 
 CHUNK = 1000
 CHANGES = ("put_bytes", "put_if", "delete")
@@ -60,6 +65,7 @@ class Counted:
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(snapshots, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(snapshots, "_PAUSE_S", 0.0)
 
 
 @pytest.fixture
@@ -208,10 +214,62 @@ def test_who_is_killed_while_it_restores_leaves_what_was_there(store, folder, mo
 
     monkeypatch.setattr(FolderStore, "read_bytes", dies)
     with pytest.raises(Killed):
-        of(store, folder, 2).restore(newest_in(folder, folder.parent))
+        of(store, folder, 2).restore()
     assert contents(folder) == before
-    of(store, folder, 3).restore(newest_in(folder, folder.parent))
+    of(store, folder, 3).restore()
     assert contents(folder) == expected
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_who_is_killed_while_it_looks_at_what_came_goes_on_from_a_whole_one(
+    store, folder, tmp_path, monkeypatch, number
+):
+    aside, saving, at = tmp_path / "damaged", of(store, folder), count()
+    for second, body in enumerate((b"whole", b"torn!")):
+        keras(folder, body, 1000 + second)
+        (folder / "checkpoints" / "history.csv").write_bytes(body)
+        saving.save()
+    torn(aside)(folder)
+
+    def mortal(work):
+        def step(*words, **named):
+            if next(at) == number:
+                raise Killed
+            return work(*words, **named)
+
+        return step
+
+    with monkeypatch.context() as patch:
+        # Nothing is cleaned up after SIGKILL.
+        patch.setattr(snapshots.shutil, "rmtree", lambda *_, **__: None)
+        patch.setattr(Path, "rename", mortal(Path.rename))
+        look = mortal(torn(aside))
+        with pytest.raises(Killed):
+            of(store, folder, 2).restore(lambda fresh: mortal(look)(fresh), aside)
+            raise Killed  # after all of it
+    of(store, folder, 3).restore(torn(aside), aside)
+    assert (folder / "checkpoints" / "model.keras").read_bytes() == b"whole"
+
+
+def test_a_full_disk_ends_a_copy_and_leaves_none(store, folder, tmp_path, monkeypatch):
+    with tiny_disk(tmp_path / "small", 64 * 1024) as disk:
+        shutil.move(folder.parent, disk)
+        folder = disk / "work" / "result"
+        model = folder / "checkpoints" / "model.h5"
+
+        def rewrite():
+            model.write_bytes(os.urandom(40 * 1024))
+
+        rewrite()
+        saving = of(Busy(tmp_path / "store", rewrite), folder)
+        with pytest.raises(CheckpointsChange):  # there is no room, and none is taken
+            saving.save()
+        free = shutil.disk_usage(disk)
+        monkeypatch.setattr(snapshots.shutil, "disk_usage", lambda _: free._replace(free=2**30))
+        with pytest.raises(NoSpace, match="to write"):  # as where a quota is met first
+            saving.save()
+        monkeypatch.undo()
+        assert shutil.disk_usage(disk).free == free.free
 
 
 def test_older_ones_than_here_and_those_of_other_data_are_not_brought(store, folder):
@@ -219,7 +277,7 @@ def test_older_ones_than_here_and_those_of_other_data_are_not_brought(store, fol
     of(store, folder).save()
     write(folder, 3)
     before = contents(folder)
-    assert of(store, folder, 2).restore(newest_in(folder, folder.parent)) is None
+    assert of(store, folder, 2).restore() is None
     assert of(store, folder, 2, dataset="other").restore() is None
     assert contents(folder) == before
 
@@ -292,8 +350,222 @@ def test_one_that_never_holds_still_is_not_saved(store, folder, monkeypatch):
         return real(path, root, *more)
 
     monkeypatch.setattr(snapshots, "open_beneath", changing)
-    assert of(store, folder).save() is None
-    assert [obj.key for obj in store.list() if obj.key.endswith(".json")] == []
+    with pytest.raises(CheckpointsChange, match=f"{folder}/checkpoints/checkpoint: .* changed"):
+        of(store, folder).save()
+    assert not (folder.parent.parent / "store").exists()  # nor anything sent
+
+
+class Busy(FolderStore):
+    """One that is slow: ``meanwhile`` is called whenever something is sent."""
+
+    def __init__(self, root, meanwhile):
+        super().__init__(root)
+        self._meanwhile = meanwhile
+
+    def at(self, prefix):
+        return Busy(super().at(prefix)._root, self._meanwhile)
+
+    def put_bytes(self, key, body):
+        self._meanwhile()
+        return super().put_bytes(key, body)
+
+
+def needed_and_there(store):
+    keys = [obj.key for obj in store.list()]
+    said = [json.loads(store.read_bytes(key)) for key in keys if key.startswith("0")]
+    needed = {chunk[0] for one in said for file in one["files"] for chunk in file["chunks"]}
+    return needed, {key.removeprefix("chunks/") for key in keys if key.startswith("chunks/")}
+
+
+def test_checkpoints_that_are_written_faster_than_they_upload_are_saved(store, folder, tmp_path):
+    steps = count(1)
+    write(folder, next(steps))
+    saving = of(Busy(tmp_path / "store", lambda: write(folder, next(steps))), folder)
+    for save in range(1, 5):
+        assert saving.save().uri.endswith(f"/0000000{save}.json")
+        needed, there = needed_and_there(store)
+        assert there == needed
+    shutil.rmtree(folder)
+    of(store, folder, 2).restore()
+    came = contents(folder)
+    name = came["checkpoints/checkpoint"].decode()
+    assert came.keys() == {
+        f"checkpoints/{one}"
+        for one in ("checkpoint", f"{name}.index", f"{name}.data-00000-of-00001")
+    }
+    assert came[f"checkpoints/{name}.index"] == b"index %d" % int(name[2:])
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_one_that_is_written_in_place_is_copied_before_it_is_sent(
+    store, folder, tmp_path, monkeypatch, room
+):
+    model = folder / "checkpoints" / "model.h5"
+    steps = count(1)
+
+    def rewrite():
+        step = next(steps)
+        model.write_bytes(bytes([step % 256]) * 3 * CHUNK + random.Random(step).randbytes(CHUNK))
+        os.utime(model, (1000 + step, 1000 + step))
+
+    rewrite()
+    saving = of(Busy(tmp_path / "store", rewrite), folder)
+    if not room:  # a copy would fill the disk, on which ranks write
+        free = snapshots.shutil.disk_usage(tmp_path)._replace(free=7 * CHUNK)
+        monkeypatch.setattr(snapshots.shutil, "disk_usage", lambda _: free)
+        for _ in range(4):
+            with pytest.raises(CheckpointsChange, match=r"model\.h5: .* changed .* under another"):
+                saving.save()
+            assert needed_and_there(store) == (set(), set())
+        return
+    saving.save()
+    needed, there = needed_and_there(store)
+    assert there == needed
+    shutil.rmtree(folder)
+    of(store, folder, 2).restore()
+    body = model.read_bytes()
+    assert len(body) == 4 * CHUNK
+    assert body == bytes(body[:1]) * 3 * CHUNK + random.Random(body[0]).randbytes(CHUNK)
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["result"]
+
+
+def test_what_is_sent_of_snapshots_that_come_to_nothing_does_not_pile_up(
+    store, folder, monkeypatch
+):
+    def refuse(*_):
+        raise AccessDenied("AccessDenied. Check the keys.")
+
+    saving = of(store, folder)
+    write(folder, 1)
+    saving.save()
+    monkeypatch.setattr(FolderStore, "put_if", refuse)
+    for step in range(2, 9):
+        write(folder, step)
+        with pytest.raises(AccessDenied):
+            saving.save()
+        needed, there = needed_and_there(store)
+        # And of what is here nothing is sent twice.
+        assert needed < there and len(there - needed) <= 4
+
+
+@pytest.mark.parametrize("left", [0, 20, 700])
+@pytest.mark.parametrize("kind", ["keras", "h5", "latest h5"])
+def test_one_that_is_half_written_takes_the_place_of_none(store, folder, left, kind):
+    model = folder / "checkpoints" / f"model.{kind.split()[-1]}"
+    if kind == "keras":
+        with zipfile.ZipFile(model, "w") as archive:
+            archive.writestr("model.weights.h5", random.Random(0).randbytes(3 * CHUNK))
+    else:
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(model, "w", libver="latest" if kind == "latest h5" else None) as file:
+            file["weights"] = np.zeros(3 * CHUNK, "u1")
+    expected = model.read_bytes()
+    saving = of(store, folder)
+    assert saving.save().half_written == ()
+    os.truncate(model, left)
+    for step in range(4):
+        (folder / "metrics.txt").write_text(f"{step}")
+        assert saving.save().half_written == (f"checkpoints/{model.name}",)
+    keys = [obj.key for obj in store.list() if obj.key.startswith("0")]
+    assert keys == ["00000001.json", "00000004.json", "00000005.json"]
+    shutil.rmtree(folder)
+
+    def leave_whole(fresh):
+        (fresh / "checkpoints" / model.name).replace(aside / model.name)
+
+    aside = folder.parent / "damaged"
+    aside.mkdir()
+    looks = iter([leave_whole, leave_whole, lambda _: None])
+    restored = of(store, folder, 2).restore(lambda fresh: next(looks)(fresh), aside)
+    assert restored.uri.endswith("/00000001.json") and model.read_bytes() == expected
+    # One that is whole takes it.
+    saving = of(store, folder, 3)
+    for step in range(3):
+        os.utime(model, (2e9 + step, 2e9 + step))
+        saving.save()
+    assert "00000001.json" not in {obj.key for obj in store.list()}
+
+
+def torn(aside):
+    """What moves checkpoints that begin so away, as ddl_ops.resume does damaged ones."""
+
+    def leave_whole(folder):
+        for path in folder.rglob("*.keras"):
+            if path.read_bytes().startswith(b"torn"):
+                aside.mkdir(exist_ok=True)
+                path.replace(aside / path.name)
+
+    return leave_whole
+
+
+def keras(folder, body, time_s, name="model.keras"):
+    path = folder / "checkpoints" / name
+    path.write_bytes(body)
+    os.utime(path, (time_s, time_s))
+
+
+def test_a_snapshot_of_a_damaged_checkpoint_gives_way_to_the_one_before(store, folder, tmp_path):
+    aside = tmp_path / "damaged"
+    saving = of(store, folder)
+    for second, body in enumerate((b"first", b"whole", b"torn!")):
+        keras(folder, body, 1000 + second)
+        (folder / "checkpoints" / "history.csv").write_bytes(body)
+        saving.save()
+    shutil.rmtree(folder)
+    again = of(store, folder, 2)
+    assert again.restore(torn(aside), aside).uri.endswith("/00000002.json")
+    assert (folder / "checkpoints" / "model.keras").read_bytes() == b"whole"
+    # What a try has gone on from stays, whatever it saves; also where it is not brought anew.
+    for try_number in (2, 3):
+        for second in range(3):
+            keras(folder, b"torn %d" % second, 1010 + second)
+            again.save()
+        assert "00000002.json" in {obj.key for obj in store.list()}
+        torn(aside)(folder)
+        keras(folder, b"another", 1020, name="best.keras")
+        again = of(store, folder, try_number + 1)
+        again.restore(torn(aside), aside)
+        assert (folder / "checkpoints" / "model.keras").read_bytes() == b"whole"
+    # Until a later one has been.
+    for second in range(4):
+        keras(folder, b"whole %d" % second, 1030 + second)
+        again.save()
+    last = of(store, folder, 9)
+    assert last.restore(torn(aside), aside) is None
+    for second in range(3):
+        keras(folder, b"torn %d" % second, 1040 + second)
+        last.save()
+    assert "00000002.json" not in {obj.key for obj in store.list()}
+    shutil.rmtree(folder)
+    of(store, folder, 10).restore(torn(aside), aside)
+    assert (folder / "checkpoints" / "model.keras").read_bytes() == b"whole 3"
+
+
+def test_a_damaged_checkpoint_here_does_not_hide_a_whole_one_in_the_store(store, folder, tmp_path):
+    """Whatever else is newer here, and also if who moved it away was killed then."""
+    aside = tmp_path / "damaged"
+    keras(folder, b"whole", 1000)
+    of(store, folder).save()
+    keras(folder, b"torn", 2000)
+    keras(folder, b"best", 1999, name="best.keras")
+    torn(aside)(folder)
+    assert of(store, folder, 2).restore(torn(aside), aside) is not None
+    assert (folder / "checkpoints" / "model.keras").read_bytes() == b"whole"
+    # One that is whole again, and newer, is gone on from.
+    keras(folder, b"newer", 3000)
+    assert of(store, folder, 3).restore(torn(aside), aside) is None
+
+
+def test_a_file_that_is_whole_nowhere_takes_nothing_back(store, folder, tmp_path):
+    aside = tmp_path / "damaged"
+    keras(folder, b"torn", 1000, name="odd.keras")
+    keras(folder, b"old", 1000)
+    of(store, folder).save()
+    keras(folder, b"new", 2000)
+    torn(aside)(folder)
+    assert of(store, folder, 2).restore(torn(aside), aside) is None
+    assert (folder / "checkpoints" / "model.keras").read_bytes() == b"new"
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["result"]
 
 
 def test_without_a_checkpoint_nothing_is_saved(store, folder):
