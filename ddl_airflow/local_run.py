@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -33,8 +33,17 @@ from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.sections.launchers import launcher_kind
 from ddl_airflow.core.manifest.sections.parameters import RUN_SETTINGS, values_of
 from ddl_airflow.core.manifest.sections.places import MANIFEST_VARIABLES
+from ddl_airflow.core.manifest.templates import is_template
 from ddl_airflow.core.parameters import filled_in, without_marks
-from ddl_airflow.core.plan import Plan, ScriptStep, Step, StoreReference, TrainStep, plan
+from ddl_airflow.core.plan import (
+    EvaluateStep,
+    Plan,
+    ScriptStep,
+    Step,
+    StoreReference,
+    TrainStep,
+    plan,
+)
 from ddl_airflow.lineage.record import BY_HAND, Run, fixed_run, has_part, keep_so_far
 from ddl_airflow.steps.base import (
     Site,
@@ -103,6 +112,8 @@ class _LocalRun:
     tries: dict[str, int]
     # The manifest's file, from the workspace: a folder that has both may be moved.
     manifest: str = ""
+    # What the command line has set.
+    conf: dict[str, Any] = field(default_factory=dict)
 
     def keep(self) -> None:
         said = {
@@ -111,6 +122,7 @@ class _LocalRun:
             "tries": self.tries,
             "experiment": self.layout.experiment_id,
             "manifest": self.manifest,
+            "conf": self.conf,
         }
         self.layout.kept.mkdir(parents=True, exist_ok=True)
         path = self.layout.kept / _NOTE
@@ -158,6 +170,10 @@ def run_manifest(manifest: Manifest, path: Path, asked: Asked) -> dict[str, Any]
     anew = "stage_data" in doing  # that is where a run takes its settings
     if asked.steps:
         parameters = _of_that_run(run, parameters, asked.settings, anew=anew)
+    run.conf |= {name: parameters[name] for name in asked.settings}
+    if not asked.steps:  # now, and not after a training
+        for step in _of(steps).values():
+            _filled_in(step, parameters, run)
     site = _site(steps)
     done: dict[str, Any] = {"folder": str(_near(run.layout.root)), "layout": run.layout}
     try:
@@ -205,7 +221,8 @@ def planned(manifest: Manifest, path: Path, asked: Asked) -> list[str]:
     workspace = asked.workspace.resolve()
     name = training_id(steps.dag_id, "planned", "")
     layout = RunLayout(workspace, steps.dag_id, name, parameters["experiment_id"] or "")
-    run = _LocalRun(layout, "planned", datetime.now(UTC), {})
+    conf = {name: parameters[name] for name in asked.settings}
+    run = _LocalRun(layout, "planned", datetime.now(UTC), {}, conf=conf)
     site = replace(_site(steps), secret=lambda _: "***")
     log = logging.LoggerAdapter(_log, {"step": "train"})
     step = _filled_in(steps.train, parameters, run)
@@ -340,7 +357,8 @@ def _newest(steps: Plan, asked: Asked, path: Path) -> _LocalRun:
             continue
         layout = RunLayout(workspace, steps.dag_id, note.parent.parent.name, said["experiment"])
         started = datetime.fromisoformat(said["started"])
-        return _LocalRun(layout, said["run_id"], started, dict(said["tries"]), manifest)
+        conf = dict(said.get("conf", {}))
+        return _LocalRun(layout, said["run_id"], started, dict(said["tries"]), manifest, conf)
     of_others = f": its runs of {steps.dag_id} are of {', '.join(sorted(others))}" if others else ""
     raise SourceMissing(
         f"{_near(workspace)} has no run of {steps.dag_id} to go on with{of_others}. Run all steps "
@@ -479,22 +497,16 @@ def _waited_for(work: StepTry[Any]) -> dict[str, Any]:
 
 def _filled_in(step: Step, values: Mapping[str, Any], run: _LocalRun) -> Step:
     """The step with the run's values, as Airflow renders and sets them."""
-    date = run.started
-    given = {
-        "run_id": run.run_id,
-        **dict.fromkeys(("logical_date", "data_interval_start", "data_interval_end"), date),
-        "ds": f"{date:%Y-%m-%d}",
-        "ds_nodash": f"{date:%Y%m%d}",
-        "ts": date.isoformat(),
-        "ts_nodash": f"{date:%Y%m%dT%H%M%S}",
-        "ts_nodash_with_tz": without_marks(date),
-        "dag_run": {"run_id": run.run_id, "run_type": BY_HAND}
-        | dict.fromkeys(("run_after", "start_date", "logical_date"), date),
-    }
 
     def filled(value: Any) -> Any:
         if isinstance(value, str):
-            return value and filled_in(value, values, **given)
+            return value and filled_in(
+                value,
+                values,
+                _named_in_templates(run) if is_template(value) else {},
+                field=f"{'evaluation' if isinstance(step, EvaluateStep) else 'execution'}.command",
+                fix="Trigger the DAG, or name another value.",
+            )
         return tuple(map(filled, value))
 
     changed = {name: filled(getattr(step, name)) for name in step.templated}
@@ -505,6 +517,34 @@ def _filled_in(step: Step, values: Mapping[str, Any], run: _LocalRun) -> Step:
         own = {name: values.get(name, value) for name, value in step.parameters.items()}
         changed["parameters"] = own
     return replace(step, **changed)
+
+
+def _named_in_templates(run: _LocalRun) -> dict[str, Any]:
+    """What templates may name, of ``ddl_airflow.core.manifest.templates``, as Airflow has it."""
+    import pendulum  # its dates have methods; no other run needs it
+
+    date = run.started
+    dates = ("logical_date", "data_interval_start", "data_interval_end")
+    return {
+        "run_id": run.run_id,
+        **dict.fromkeys(dates, pendulum.instance(date)),
+        "ds": f"{date:%Y-%m-%d}",
+        "ds_nodash": f"{date:%Y%m%d}",
+        "ts": date.isoformat(),
+        "ts_nodash": f"{date:%Y%m%dT%H%M%S}",
+        "ts_nodash_with_tz": without_marks(date),
+        "dag_run": {
+            **{"run_id": run.run_id, "dag_id": run.layout.dag_id},
+            **{"run_type": BY_HAND, "conf": run.conf},
+            **dict.fromkeys(("run_after", "start_date", *dates), date),
+        },
+        "macros": {
+            "datetime": datetime,
+            "timedelta": timedelta,
+            "ds_add": lambda ds, days: f"{datetime.fromisoformat(ds) + timedelta(days):%Y-%m-%d}",
+            "ds_format": lambda ds, of, to: datetime.strptime(ds, of).strftime(to),
+        },
+    }
 
 
 def _site(steps: Plan) -> Site:

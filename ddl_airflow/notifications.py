@@ -6,7 +6,8 @@ Airflow calls them where the task ran; of a task whose worker was lost, in the D
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Literal
 
 from airflow.configuration import conf
@@ -17,6 +18,7 @@ from ddl_airflow.core.errors import ManifestInvalid, ManifestIssue
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.rule import suggestion
 from ddl_airflow.core.manifest.sections.notifications import SMTP_NOTIFIER, Notification
+from ddl_airflow.core.manifest.templates import WITHOUT_DATES, dates_in, is_template
 
 # Subject and body of a mail that says neither. `error` is ours, see `say_error`.
 _RUN = '<p>DAG {{ dag.dag_id }}, <a href="%s">run {{ run_id | e }}</a></p>'
@@ -66,11 +68,53 @@ def _notifier(manifest: Manifest, one: Notification, event: str, at: str) -> Any
         arguments.setdefault("subject", subject)
         arguments.setdefault("html_content", body + _RUN % _run_url())
     module, _, name = one.notifier.rpartition(".")
+    kind = getattr(importlib.import_module(module), name)
     try:
-        return getattr(importlib.import_module(module), name)(**arguments)
+        if one.notifier == SMTP_NOTIFIER:
+            return _sent_anyway(kind)(event, at, arguments)
+        return kind(**arguments)
     except (TypeError, ValueError) as error:
         fix = f"Give arguments: as {one.notifier} documents them."
         raise _invalid(manifest, at, f"{type(error).__name__}: {error}", fix) from error
+
+
+@cache
+def _sent_anyway(kind: type[Any]) -> type[Any]:
+    """The notifier of mails, which sends our own where the manifest's cannot be filled in: one that
+    names a date was lost, in a run without a logical date.
+    """
+
+    class Mail(kind):  # type: ignore[misc]
+        def __init__(self, event: str, at: str, arguments: Mapping[str, Any]) -> None:
+            super().__init__(**arguments)
+            self._event, self._at = event, at
+
+        def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
+            given = {name: getattr(self, name) for name in self.template_fields}
+            try:
+                super().render_template_fields(context, jinja_env)
+            except Exception as error:
+                context["not_filled_in"] = self._why(given, error, context)
+                subject, body = _MAILS[self._event]
+                body += _RUN % _run_url() + "<p>{{ not_filled_in | e }}</p>"
+                # From the start: what is filled in is no template any more.
+                for name, value in (given | {"subject": subject, "html_content": body}).items():
+                    setattr(self, name, value)
+                super().render_template_fields(context, jinja_env)
+
+        def _why(self, given: Mapping[str, Any], error: Exception, context: Any) -> str:
+            # The fields are filled in one after the other, until one cannot be.
+            left = (name for name, text in given.items() if text and getattr(self, name) == text)
+            name = next((name for name in left if is_template(str(given[name]))), "")
+            text = given.get(name)
+            dated = context.get("logical_date") is None and dates_in(str(text))
+            return (
+                f"This is not the mail that the manifest describes: {self._at}.arguments.{name}: "
+                f"{text!r} cannot be filled in: {error}."
+                f"{f' This run has no logical date. {WITHOUT_DATES}' if dated else ''}"
+            )
+
+    return Mail
 
 
 def _run_url() -> str:

@@ -47,7 +47,7 @@ from ddl_airflow.local_run import FOLDER, Asked, data_of, log_to_terminal, run_m
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.fingerprint import fingerprint
-from ddl_airflow.storage.staging import COMPLETE, Listing, stage
+from ddl_airflow.storage.staging import COMPLETE, Listing, readable, stage
 from ddl_airflow.storage.store import ObjectStore
 
 # Of a recorded environment, what a rank inherits and how it computes depends on.
@@ -192,8 +192,8 @@ def _made(
     compute = compute_table(options.compute)
     manifest = load_manifest_text(text, str(path), compute)
     try:
-        data = data_of(manifest, path)
         selection = manifest.training_data_reference.selection
+        data = readable(data_of(manifest, path), selection)
         changes = data_changes(record, data, selection, copied=instead is not None)
     except ConnectionInvalid as error:
         if options.prove:

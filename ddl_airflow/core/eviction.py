@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
 import time
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,9 @@ from typing import NamedTuple
 _USED_S = 86400.0
 # As ``ddl_airflow.storage.cache`` has them: the host may be another worker of Airflow's.
 _LOCK, _BLOBS = ".in-use", "blobs"
+# Of a blob, and how deep a run's folder is among all runs.
+_DIGEST = re.compile("[0-9a-f]{64}")
+_RUN = 2
 # Of links, and of what is gone meanwhile.
 _LEADS_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -51,10 +55,13 @@ def evictable(blobs: Iterable[Blob], excess: int, runs: str) -> Iterator[Blob]:
     """
     if excess <= 0:
         return
-    linked = _linked(runs)
-    for blob in sorted(blobs):
+    blobs = sorted(blobs)
+    named, linked = _linked(runs, {os.path.basename(blob.path) for blob in blobs})
+    for blob in blobs:
         # A run may also have it by another name, not by a link to it.
-        if blob.names == 1 and os.path.realpath(blob.path) not in linked:
+        if blob.names > 1 or os.path.basename(blob.path) in named:
+            continue
+        if not linked or os.path.realpath(blob.path) not in linked:
             yield blob
             excess -= blob.nbytes
             if excess <= 0:
@@ -113,21 +120,47 @@ def _blobs(folder: str) -> dict[str, Blob]:
     return found
 
 
-def _linked(runs: str) -> set[str]:
-    """What staged data are links to, also of a run that is half removed, or half staged."""
-    linked = set()
-    for folder, folders, files in os.walk(runs, onerror=_raise):
-        if os.path.relpath(folder, runs).count(os.sep) == 1:  # a run
-            folders[:] = [name for name in folders if name == "data" or name[0] == "."]
-        for name in files:
-            path = os.path.join(folder, name)
+def _linked(runs: str, names: set[str]) -> tuple[set[str], set[str]]:
+    """What staged data are links to, also of a run that is half removed, or half staged.
+
+    There may be millions, and who stages waits. So a link is read, and not followed, where it names
+    a blob: no two have one name.
+
+    Args:
+        runs: folder of all runs.
+        names: of the blobs that are asked for.
+
+    Returns:
+        Those of the names that are linked to; and where links lead that name no blob at all.
+    """
+    named, others = set(), set()
+    waiting = [(runs, 0)]
+    while waiting:
+        folder, depth = waiting.pop()
+        for entry in _entries(folder):
+            if not entry.is_symlink():
+                data = depth != _RUN or entry.name == "data" or entry.name[0] == "."
+                if data and entry.is_dir(follow_symlinks=False):
+                    waiting.append((entry.path, depth + 1))
+                continue
             try:
-                if stat.S_ISLNK(os.lstat(path).st_mode):
-                    linked.add(os.path.realpath(path, strict=True))
+                name = os.readlink(entry.path).rpartition("/")[2]
+                if name in names:
+                    named.add(name)
+                elif not _DIGEST.fullmatch(name):
+                    others.add(os.path.realpath(entry.path, strict=True))
             except OSError as error:
-                if error.errno not in _LEADS_NOWHERE:
-                    raise
-    return linked
+                _raise(error)
+    return named, others
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError as error:
+        _raise(error)
+        return []
 
 
 def _raise(error: OSError) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from ddl_airflow.core.errors import SettingInvalid, SettingUnknown
@@ -50,13 +51,23 @@ def text_of(value: Any) -> str:
     return text
 
 
+class NoValue(ValueError):
+    """A template gives None, which a command would have as the word None."""
+
+
 def word_of(value: Any) -> str:
     """What ``{{ params.x }}`` puts into a command: one word of it, whatever characters it has.
 
     Who may trigger a run may choose values, not commands: where a word may stand is decided when
     the manifest is read (``ddl_airflow.core.manifest.shell``). A value that begins with ``-`` is a
     word that the script may take for an option.
+
+    Raises:
+        NoValue: it is None.
+        SettingInvalid: as ``text_of``.
     """
+    if value is None:
+        raise NoValue
     text = text_of(value)
     # shlex.quote leaves more bare: but shells read NAME=text, and some expand {a,b}.
     if re.fullmatch(r"[\w@%+:./-]+", text, re.ASCII):
@@ -74,6 +85,30 @@ def without_marks(date: datetime) -> str:
     return date.isoformat().replace("-", "").replace(":", "")
 
 
+def no_value(field: str, text: str, render: Callable[[str], object]) -> SettingInvalid:
+    """The error of a text in which a template gives None.
+
+    Args:
+        field: of the step, that has the text.
+        text: the templates.
+        render: fills in a template, as the text was; to find the one that it is.
+    """
+    which = "a template of it"
+    for one in re.findall(r"\{\{.*?\}\}", text, re.DOTALL):
+        try:
+            render(one)
+        except NoValue:
+            which = one
+            break
+        except Exception:  # noqa: S112  # by itself it is none: it names the variable of a loop
+            continue
+    return SettingInvalid(
+        f"{field}: {text!r}: {which} has no value in this run, and the command would have the word "
+        "None. Say what to take then: {{ … or 'all' }}. A parameter of the manifest always has a "
+        "value, {{ params.name }}; dag_run.conf only what the run was triggered with."
+    )
+
+
 # As Airflow has them.
 _FILTERS: Mapping[str, Callable[[datetime], str]] = {
     "ds": lambda date: f"{date:%Y-%m-%d}",
@@ -84,26 +119,40 @@ _FILTERS: Mapping[str, Callable[[datetime], str]] = {
 }
 
 
-def filled_in(command: str, values: Mapping[str, Any], **given: Any) -> str:
+def filled_in(
+    command: str,
+    values: Mapping[str, Any],
+    given: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    field: str = "execution.command",
+    fix: str = "Give the command itself.",
+) -> str:
     """A command with the parameters in it, as a run would have it, without Airflow.
 
     Args:
         command: one command of a manifest; its templates have been checked.
         values: what ``params`` has.
         given: what else a template may name here.
+        field: of the manifest, that has the command.
+        fix: what to do where it names something that only a run in Airflow has.
 
     Raises:
-        SettingInvalid: it names something that only a run in Airflow has, such as ``ds``.
+        SettingInvalid: it does, as with ``ds``; or there is no value for what it names.
     """
     from jinja2 import StrictUndefined, TemplateError  # slow to import, and rarely needed
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, finalize=word_of)
     environment.filters.update(_FILTERS)
+
+    def rendered(text: str) -> str:
+        return environment.from_string(text).render(given, params=dict(values))
+
     try:
-        return environment.from_string(command).render(given, params=dict(values))
+        return rendered(command)
+    except NoValue:
+        raise no_value(field, command, rendered) from None
     except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
         raise SettingInvalid(
-            f"execution.command {command!r} cannot be filled in outside Airflow: {error}. Give the "
-            "command itself."
+            f"{field} {command!r} cannot be filled in outside Airflow: {error}. {fix}"
         ) from None

@@ -57,21 +57,34 @@ class Pattern:
             parts.append("*")  # "a/**" is what is below a
         # None: any number of parts. No part has a slash, so "*" never goes beyond one.
         self._parts = [None if p == _ANY else re.compile(translate(p)).match for p in parts]
-        self._end = len(parts)
+        self._end, self._all = len(parts), parts[-1] == "*"
         # Of the last folder, in which the next key most likely is as well.
         self._folder, self._at = "", self._behind({0})
 
     def matches(self, key: str) -> bool:
         """Whether it matches the key, or a folder above."""
         folder, slash, name = key.rpartition("/")
-        if folder + slash != self._folder:
-            self._folder, self._at = folder + slash, self._behind({0})
-            for part in folder.split("/") if slash else ():
-                if self._end not in self._at:
-                    self._at = self._next(self._at, part)
-        if self._end in self._at:  # a folder above
+        if self._end in self._in(folder + slash):  # a folder above
             return True
         return not self._below and self._end in self._next(self._at, name)
+
+    def covers(self, folder: str) -> bool:
+        """Whether it matches all keys below a folder."""
+        at = self._in(f"{folder}/")
+        return self._end in at or (self._all and self._end - 1 in at)
+
+    def reaches(self, folder: str) -> bool:
+        """Whether it may match a key below a folder."""
+        return bool(self._in(f"{folder}/"))
+
+    def _in(self, folder: str) -> frozenset[int]:
+        """How many parts of it match a folder, which ends in a slash; empty: the first one."""
+        if folder != self._folder:
+            self._folder, self._at = folder, self._behind({0})
+            for part in folder.split("/")[:-1]:
+                if self._end not in self._at:
+                    self._at = self._next(self._at, part)
+        return self._at
 
     def _next(self, at: frozenset[int], part: str) -> frozenset[int]:
         """How many parts of it match the parts of a key, with one more."""
@@ -170,6 +183,18 @@ class Selection:
                 f"of {len(taken):,} objects, such as {taken[0].key!r}. Correct the patterns."
             )
         return left
+
+    def leaves_out(self, key: str) -> bool:
+        """Whether an object with the key is none of it."""
+        if any(one.matches(key) for one in self._excluded):
+            return True
+        return bool(self.include) and not any(one.matches(key) for one in self._included)
+
+    def leaves_out_below(self, folder: str) -> bool:
+        """Whether no key below a folder is of it, whichever there are."""
+        if any(one.covers(folder) for one in self._excluded):
+            return True
+        return bool(self.include) and not any(one.reaches(folder) for one in self._included)
 
     @staticmethod
     def _named(patterns: tuple[str, ...], numbers: set[int]) -> str:

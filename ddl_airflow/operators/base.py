@@ -41,7 +41,7 @@ from ddl_airflow.core.manifest.templates import (
     WITHOUT_DATES,
     command_findings,
 )
-from ddl_airflow.core.parameters import check_settings, word_of
+from ddl_airflow.core.parameters import NoValue, check_settings, no_value, word_of
 from ddl_airflow.core.plan import ScriptStep, Step, StoreReference
 from ddl_airflow.hooks.store import connection_of, secret_of, store_of
 from ddl_airflow.launchers.run_as import account
@@ -435,10 +435,8 @@ class StepOperator(PrototypedOperator):
         self._airflow = context
         with airflow_errors(), self._noting_failure(context):
             self.take_fixed(context)
-            # The rules of the manifest say so too; an operator may have been made without one.
-            for name in self.step.templated:
-                _check_templates(name, getattr(self, name))
-            self._fill_in(context, jinja_env)
+            for name, value in self.filled_in(context, jinja_env).items():
+                setattr(self, name, value)
         for name in self.template_fields:
             # Of an operator of a Python DAG: what an earlier task has returned.
             if isinstance(value := getattr(self, name), XComArg):
@@ -452,17 +450,34 @@ class StepOperator(PrototypedOperator):
                 name: params.get(name, value) for name, value in self.parameters.items()
             }
 
-    def _fill_in(self, context: Any, jinja_env: Any) -> None:
+    def filled_in(self, context: Any, jinja_env: Any = None) -> dict[str, Any]:
+        """The fields with templates, by name, with the run's values in them.
+
+        Raises:
+            CommandInvalid: a template says what none may.
+            SettingInvalid: the run has no value for one.
+        """
         from jinja2 import UndefinedError  # slow to import, and rarely needed
 
+        # The rules of the manifest say so too; an operator may have been made without one.
+        for name in self.step.templated:
+            _check_templates(name, getattr(self, name))
         environment = (jinja_env or self.get_template_env()).overlay(finalize=word_of)
         given: Any = _plain_values(context)
+
+        def rendered(value: Any) -> Any:
+            return self.render_template(value, given, environment, set())
+
+        filled = {}
         for name in self.step.templated:
             value = getattr(self, name)
             try:
-                setattr(self, name, self.render_template(value, given, environment, set()))
+                filled[name] = rendered(value)
             except UndefinedError as error:
                 raise _not_filled_in(name, value, error, context) from None
+            except NoValue:
+                raise no_value(name, _text(value), rendered) from None
+        return filled
 
     def take_fixed(self, context: Any) -> None:
         """Takes fields and parameters as the run began with them, if it has staged its data."""

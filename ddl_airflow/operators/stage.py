@@ -27,19 +27,23 @@ class StageDataOperator(StepOperator):
     ui_color = "#d8ecf3"
 
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
-        """Fails of what later steps would fail of, once the data are there: dates of a run that
-        has none.
+        """Fails of what later steps would fail of, once the data are there: templates for which
+        the run has no value, such as dates of a run that has none.
         """
         super().render_template_fields(context, jinja_env)
-        if context.get("logical_date") is not None:
-            return
         with airflow_errors(), self._noting_failure(context):
             for step in self._later():
-                for name in step.step.templated:
-                    value = getattr(step, name)
-                    for text in [value] if isinstance(value, str) else value:
-                        for date in dates_in(text):
-                            raise no_logical_date(name, text, date)
+                if context.get("logical_date") is None:
+                    _check_dates(step)
+                step.filled_in(context)
 
     def take_fixed(self, context: Any) -> None:
         """Takes nothing: this is the step that fixes what the run trains with."""
+
+
+def _check_dates(step: StepOperator) -> None:
+    for name in step.step.templated:
+        value = getattr(step, name)
+        for text in [value] if isinstance(value, str) else value:
+            for date in dates_in(text):
+                raise no_logical_date(name, text, date)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import errno
 import fcntl
 import hashlib
@@ -21,7 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from operator import attrgetter
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 from urllib.parse import unquote
 
 from ddl_airflow.core.beneath import open_beneath
@@ -36,6 +37,7 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
+from ddl_airflow.core.selection import ALL, Selection
 from ddl_airflow.storage.fingerprint import Digest, Parts
 from ddl_airflow.storage.store import (
     CHUNK,
@@ -250,6 +252,7 @@ class FolderStore:
             check_keys([self.prefix], self.path.as_uri())
         self._root = self.path / self.prefix
         self._within = [self.path.resolve()] if within is not None and not within else within
+        self._selection = ALL
         self.uri = self._root.as_uri()
 
     @classmethod
@@ -274,6 +277,12 @@ class FolderStore:
     def at(self, prefix: str) -> FolderStore:
         """The store of a folder inside this one."""
         return FolderStore(self.path, f"{self.prefix}/{prefix}", self._within)
+
+    def selecting(self, selection: Selection) -> Self:
+        """The same files, of which those that are left out need not be readable, nor be files."""
+        store = copy.copy(self)
+        store._selection = selection
+        return store
 
     def check_writable(self) -> None:
         """Looks whether files could be put here, or where the folder would be made.
@@ -325,9 +334,18 @@ class FolderStore:
                 elif not path.name.startswith(PART_PREFIX):
                     self._check_within(path)
                     yield self._object(path.relative_to(self._root).as_posix(), path.stat())
-            except FileNotFoundError:
-                if os.path.lexists(path):  # a link that leads nowhere
+            except (OSError, StagingError) as error:
+                if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
+                    continue  # it was here a moment ago
+                if not self._is_left_out(path, error):
                     raise
+
+    def _is_left_out(self, path: Path, error: Exception) -> bool:
+        key = path.relative_to(self._root).as_posix()
+        # What may not be looked at may be a folder.
+        if isinstance(error, PermissionError) or os.path.isdir(path):
+            return self._selection.leaves_out_below(key)
+        return self._selection.leaves_out(key)
 
     def _check_within(self, path: Path, real: Path | None = None) -> None:
         if self._within is None:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError
 from ddl_airflow.core.selection import ALL, Selection
 from ddl_airflow.storage.cache import CACHED, Cache
-from ddl_airflow.storage.filesystem import free_bytes, os_errors
+from ddl_airflow.storage.filesystem import FolderStore, free_bytes, os_errors
 from ddl_airflow.storage.fingerprint import fingerprint
 from ddl_airflow.storage.store import (
     CHUNK,
@@ -36,6 +36,7 @@ LISTING, FAILED = ".ddl-listing", ".ddl-failed"
 OWN_FILES = (COMPLETE, LISTING, FAILED)
 _LARGE_AT_ONCE = 2  # objects of several parts, where the first is waited for
 _TURN_S = 0.1
+Source = TypeVar("Source", bound=ObjectSource)
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,14 @@ def list_dataset(
     Raises:
         SourceMissing: no such bucket or folder, nothing in it, or nothing that is selected.
     """
-    return dataset_of(store, store.list(), selection, warn)
+    return dataset_of(store, readable(store, selection).list(), selection, warn)
+
+
+def readable(store: Source, selection: Selection) -> Source:
+    """A store that can be listed though some of its files cannot, if the selection leaves these
+    out: ``lost+found`` at the top of a disk is root's alone.
+    """
+    return store.selecting(selection) if isinstance(store, FolderStore) else store
 
 
 def dataset_of(

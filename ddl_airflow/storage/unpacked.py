@@ -298,9 +298,9 @@ class _Archive:
             raise ArchiveRefused(f"{self._where}: there is no file in it. Delete or exclude it.")
         check_keys((obj.key for obj in source.list()), self._store.uri)
         content = _Content(file_sha256(path)[0], files)
+        # All at once: for each of maybe a million small files it would take longer than they.
+        self._cache.flush()
         with os_errors(self._index):
-            # All at once: for each of maybe a million small files it would take longer than they.
-            os.sync()
             self._index.parent.mkdir(parents=True, exist_ok=True)
             new = self._index.with_name(f"{self._index.name}.{uuid.uuid4().hex}")
             # ``cleaning`` takes this away when it has taken that.

@@ -153,15 +153,15 @@ class DataChangeTrigger(BaseEventTrigger):
     def _look(self) -> dict[str, Any] | None:
         """Returns None where there is nothing to train on."""
         from ddl_airflow.hooks.store import store_of
-        from ddl_airflow.storage.staging import dataset_of
+        from ddl_airflow.storage.staging import dataset_of, readable
 
         connection = Connection.model_validate(self.connection) if self.connection else None
         within = None if self.within is None else tuple(map(Path, self.within))
         store = store_of(StoreReference(self.uri, connection, within))
         digest, known = _known.get(self._key, ("", None))
-        digest, listed = store.list_unless(digest)
+        selection = Selection(tuple(self.include), tuple(self.exclude))
+        digest, listed = readable(store, selection).list_unless(digest)
         if listed is not None:
-            selection = Selection(tuple(self.include), tuple(self.exclude))
             found = dataset_of(store, listed, selection)
             nbytes = sum(obj.size for obj in found.objects)
             known = {"fingerprint": found.fingerprint, "files": len(found.objects), "bytes": nbytes}

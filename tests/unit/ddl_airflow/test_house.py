@@ -75,7 +75,7 @@ FOREIGN = {
     "run": set(),
     "summary": set(),
     "provider_info": set(),
-    "local_run": set(),
+    "local_run": {"pendulum"},
     "commands": set(),
     "cli": set(),
 }

@@ -255,6 +255,38 @@ def test_dates_are_those_of_the_start_however_a_template_asks(call, manifest, tm
     assert dates[0] == dates[1] and dates[2] == dates[3] and dates[2].endswith("+0000")
 
 
+def test_templates_have_here_what_a_run_in_airflow_gives_them(call, manifest):
+    templates = (
+        "{{ dag_run.dag_id }}",
+        "{{ dag_run.conf.get('rate') }} {{ dag_run.conf.get('epochs', 'none') }}",
+        "{{ dag_run.data_interval_end | ds }}",
+        "{{ data_interval_start.add(days=1).to_date_string() }}",
+        "{{ macros.ds_add(ds, 1) }} {{ macros.ds_format(ds, '%Y-%m-%d', '%Y') }}",
+        "{{ (logical_date + macros.timedelta(days=1)) | ds }}",
+    )
+    command = f"python train.py {' '.join(templates)}".replace("'", "''")
+    script = "import sys; print('has', *sys.argv[1:])"
+    path = manifest(script, f"'{command}'", "parameters: {rate: 0.5, epochs: 3}\n")
+    day = r"\d{4}-\d\d-\d\d"
+    for words in (["--set", "rate=0.25"], ["--step", "train"]):
+        done = call(path, *words)
+        found = re.search("rank 0 \\| has (.*)", done.stderr)
+        assert found, done.stderr
+        pattern = rf"small 0.25 none {day} ({day}) \1 \d{{4}} \1"
+        assert re.fullmatch(pattern, found[1]), found[1]
+
+
+def test_a_template_that_airflow_alone_fills_in_is_named_with_its_field(call, manifest, tmp_path):
+    command = "python train.py {{ macros.ds_format_locale(ds, '%Y-%m-%d', 'EEEE') }}"
+    more = f'evaluation: {{metric: f1, minimum: 1, command: "{command}"}}\n'
+    done = call(manifest("print('trained')", more=more))
+    said = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and "Give the command itself" not in said
+    assert f"evaluation.command {command!r} cannot be filled in outside Airflow: " in said
+    assert said.endswith("Trigger the DAG, or name another value.")
+    assert "rank 0" not in done.stderr  # it is said before a training
+
+
 def test_a_run_of_another_manifest_with_that_name_is_not_gone_on_with(
     call, manifest, tmp_path, write_manifest
 ):

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import html
+import re
+
 import pytest
+from airflow.providers.smtp.notifications.smtp import SmtpNotifier
 from airflow.sdk.log import mask_secret
 from airflow.serialization.serialized_objects import DagSerialization
 
@@ -88,3 +92,38 @@ def test_the_error_is_said_without_secrets():
     assert context["error"] == "rank 3 printed ***"
     say_error(context := {})
     assert context["error"] == ""
+
+
+@pytest.mark.parametrize("argument", ["subject", "html_content"])
+def test_a_mail_that_cannot_be_filled_in_says_so_in_the_one_of_ours(
+    tmp_path, workspace, write_manifest, run_task, monkeypatch, argument
+):
+    """As one with a date, of a run that changed data have started: nobody would hear of it."""
+    text = "training of {{ ds }} <failed>"
+    more = f"{{to: '{{{{ run_id }}}}@example.com', {argument}: '{text}'}}"
+    dag = dag_of(
+        tmp_path, write_manifest, f"notifications: {{on_failure: [{{arguments: {more}}}]}}\n"
+    )
+    sent = []
+    monkeypatch.setattr(SmtpNotifier, "notify", lambda mail, context: sent.append(vars(mail)))
+    assert run_task(dag.get_task("stage_data"), told=True).state == "failed"
+    (mail,) = sent
+    assert mail["to"].endswith("@example.com") and "{{" not in mail["to"]
+    assert mail["subject"] == "small: stage_data failed"
+    said = html.unescape(mail["html_content"])
+    assert "/dags/small/runs/" in said
+    assert f"notifications.on_failure[0].arguments.{argument}: {text!r} cannot be filled in" in said
+    assert "'ds' is undefined" in said and "{{ dag_run.run_after | ds }}" in said
+    assert "<failed>" not in mail["html_content"]
+
+
+def test_a_mail_that_can_be_filled_in_is_sent_as_it_is(
+    tmp_path, workspace, write_manifest, run_task, monkeypatch
+):
+    more = "{arguments: {to: a@b.c, subject: '{{ dag_run.run_after | ds }}', html_content: It is.}}"
+    dag = dag_of(tmp_path, write_manifest, f"notifications: {{on_failure: [{more}]}}\n")
+    sent = []
+    monkeypatch.setattr(SmtpNotifier, "notify", lambda mail, context: sent.append(vars(mail)))
+    run_task(dag.get_task("stage_data"), told=True)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", sent[0]["subject"])
+    assert sent[0]["html_content"] == "It is."

@@ -15,10 +15,14 @@ from ddl_airflow.core.manifest.templates import command_findings
 from ddl_airflow.core.manifest.values import AnyText, Text, Whole, has_written_secret
 
 MAX_DAG_ID = 200
-# What a command's text consists of, to a shell; the end of a comment of Jinja is none of its own.
+# What a command's text consists of, to a shell; a comment of Jinja, {# see #12 #}, is part of a
+# word, and its end none of its own.
 _TOKENS = re.compile(
     r"""(?P<comment>\#(?!\})[^\n]*)
-    | (?P<word>(?:\\[^\n]|'[^']*'|"(?:\\.|[^"\\])*"|[^\s;&|()<>'"\\])+)
+    | (?P<word>(?:
+        \{\#(?:(?!\{\#)[^'"\\])*?\#\}
+        | \\[^\n]|'[^']*'|"(?:\\.|[^"\\])*"|[^\s;&|()<>'"\\]
+    )+)
     | (?P<end>[;\n])
     | (?P<open>['"]|\\\Z)
     | \\\n | .""",
@@ -128,17 +132,17 @@ def split_commands(text: str) -> tuple[str, ...]:
     Raises:
         ValueError: quotes that do not close, or a backslash at the end.
     """
-    pieces = [""]
+    pieces: list[list[str]] = [[]]
     for token in _TOKENS.finditer(text):
         kind, piece = token.lastgroup, token[0]
         if kind == "open":
             what = "ends in a backslash" if piece == "\\" else f"has a {piece} that never closes"
             raise ValueError(what)
         if kind == "end":
-            pieces.append("")
+            pieces.append([])
         elif kind != "comment":
-            pieces[-1] += piece.replace("\\\n", " ")
-    return tuple(piece.strip() for piece in pieces if piece.strip())
+            pieces[-1].append(piece.replace("\\\n", " "))
+    return tuple(filter(None, ("".join(parts).strip() for parts in pieces)))
 
 
 @_rule("model_definition.name")

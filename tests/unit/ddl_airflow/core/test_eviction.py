@@ -66,6 +66,42 @@ def test_what_a_runs_data_are_links_to_stays(cache, tmp_path):
     assert left(tmp_path) == ["of a copy", "of a long training"]
 
 
+def test_a_link_costs_a_look_at_itself_alone(cache, tmp_path, monkeypatch):
+    """Who stages waits meanwhile, and runs may have millions."""
+    data = tmp_path / "runs" / "dag" / "training" / "data"
+    data.mkdir(parents=True)
+    blobs = [cache(f"{number:064x}", days=30) for number in range(50)]
+    for blob in blobs[::2]:
+        (data / blob.name).symlink_to(os.path.relpath(blob, data))
+    looked = []
+    for of, name in ((os, "lstat"), (os, "stat"), (os.path, "realpath")):
+        call = getattr(of, name)
+        monkeypatch.setattr(
+            of, name, lambda p, *a, call=call, **k: looked.append(p) or call(p, *a, **k)
+        )
+    kept = {
+        blob.path
+        for blob in eviction.evictable(
+            [eviction.Blob(0, str(blob), 100, 1) for blob in blobs], 10**9, str(tmp_path / "runs")
+        )
+    }
+    monkeypatch.undo()
+    assert kept == {str(blob) for blob in blobs[1::2]}
+    assert len(looked) < 5
+
+
+def test_a_link_by_way_of_another_keeps_what_it_leads_to(cache, tmp_path):
+    """As somebody may have put it there: what counts is what is read."""
+    blob = cache("0" * 64, days=30)
+    (tmp_path / "mine").symlink_to(blob)
+    data = tmp_path / "runs" / "dag" / "training" / "data"
+    data.mkdir(parents=True)
+    (data / "file").symlink_to(tmp_path / "mine")
+    cache("1" * 64, days=30)
+    assert room(tmp_path, 0) == {"removed": 1, "bytes": 100}
+    assert left(tmp_path) == ["0" * 64]
+
+
 def test_two_at_once_wait_for_each_other(cache, tmp_path):
     cache("old")
     with open(tmp_path / "cache" / ".in-use", "ab") as lock:
@@ -94,13 +130,13 @@ def test_a_host_without_a_cache_gets_none(tmp_path):
 def test_what_cannot_be_read_ends_it_before_anything_is_removed(cache, tmp_path, monkeypatch):
     cache("old")
 
-    def refuse(path, onerror):
+    def refuse(path):
         if path.endswith("runs"):
-            onerror(PermissionError(13, "Permission denied", path))
-        return walk(path, onerror=onerror)
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
 
-    walk = os.walk
-    monkeypatch.setattr(os, "walk", refuse)
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(PermissionError):
         room(tmp_path, 0)
     assert left(tmp_path) == ["old"]

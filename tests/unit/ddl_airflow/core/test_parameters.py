@@ -8,6 +8,7 @@ from ddl_airflow.core.errors import SettingInvalid, SettingUnknown
 from ddl_airflow.core.parameters import (
     check_settings,
     differs_by_run,
+    filled_in,
     parameter_environment,
     word_of,
 )
@@ -53,6 +54,15 @@ def test_what_no_process_can_be_given_is_refused(value):
         word_of(value)
     with pytest.raises(SettingInvalid, match="Trigger the run without it"):
         parameter_environment({"note": value})
+
+
+def test_a_template_that_gives_none_is_named():
+    command = "python train.py{% for one in params.parts %} {{ one }}{% endfor %} {{ params.day }}"
+    with pytest.raises(SettingInvalid) as caught:
+        filled_in(command, {"parts": ["a"], "day": None})
+    assert f"{command!r}: {{{{ params.day }}}} has no value in this run" in str(caught.value)
+    with pytest.raises(SettingInvalid, match="a template of it has no value in this run"):
+        filled_in(command, {"parts": [None], "day": 1})
 
 
 def test_scripts_find_them_in_their_environment():

@@ -52,6 +52,26 @@ def test_what_a_pattern_matches(pattern, matched, others):
         assert [key for key in (*matched, *others) if asked.matches(key)] == matched
 
 
+@pytest.mark.parametrize(
+    ("pattern", "key", "covers", "reaches"),
+    [
+        ("lost+found/", "lost+found", True, True),
+        ("lost+found", "a/lost+found", True, True),
+        ("/lost+found", "a/lost+found", False, False),
+        ("a/*", "a", True, True),
+        ("a/**", "a/b", True, True),
+        ("a/**/b", "a", False, True),
+        ("a/?", "a", False, True),
+        ("*.tfrecord", "lost+found", False, True),
+        ("train/*.tfrecord", "lost+found", False, False),
+        ("train/*.tfrecord", "train/a", False, False),
+    ],
+)
+def test_what_a_pattern_can_match_below_a_folder(pattern, key, covers, reaches):
+    asked = Pattern(pattern)
+    assert (asked.covers(key), asked.reaches(key)) == (covers, reaches)
+
+
 def drawn(random, letters, deep, instead=""):
     """A path of some parts, of few letters, so that many are the same."""
     parts = ["".join(random.choices(letters, k=random.randint(1, 3))) for _ in range(deep)]

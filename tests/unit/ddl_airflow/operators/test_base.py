@@ -299,6 +299,48 @@ def test_a_date_of_dag_run_is_no_word_of_a_command_where_the_run_has_none(
     assert "names dag_run.logical_date, and this run has no logical date" in str(done.error)
 
 
+@pytest.mark.parametrize("field", ["command", "commands", "evaluation"])
+@pytest.mark.parametrize(
+    "template", ["{{ dag_run.conf.get(''day'') }}", "{{ params.experiment_id }}"]
+)
+def test_none_is_no_word_of_a_command(
+    tmp_path, workspace, write_manifest, run_task, field, template
+):
+    """The training would have the word None, and nobody would see it."""
+    given, more = f"--of {{{{ run_id }}}} --until {template}", ""
+    commands = {"command": f"python train.py {given}"}
+    commands["commands"] = f"python train.py ; {commands['command']}"
+    if field == "evaluation":
+        more = f"evaluation: {{metric: f1, minimum: 1, command: '{commands['command']}'}}\n"
+    command = commands.get(field, "python train.py")
+    path = write_manifest(tmp_path / "dags", "dated", f"'{command}'", more=more)
+    (path.parent / "data").mkdir()
+    (path.parent / "data" / "numbers").write_text("1")
+    # Of these a trigger form asks for an experiment, and none is fine.
+    text = path.read_text().replace("independent", "parameter_server")
+    path.write_text(text)
+    shown = template.replace("''", "'")
+    dag = dag_from(load_manifest(path), path)
+    done = run_task(dag.get_task("stage_data"))
+    assert done.state == "failed" and isinstance(done.error, AirflowFailException)
+    assert f"SettingInvalid: {'commands' if field == 'commands' else 'command'}: " in str(
+        done.error
+    )
+    assert f": {shown} has no value in this run" in str(done.error)
+    assert not (workspace / "cache").exists()
+    # What is taken without one, or made of None on purpose, is fine.
+    inside = template.removeprefix("{{").removesuffix("}}").strip()
+    for other in (
+        f"{{{{ {inside} or ''all'' }}}}",
+        f"{{{{ ''until-'' ~ {inside} }}}}",
+        f"{{{{ {inside} | string }}}}",
+        f"{{% if {inside} %}}{template}{{% endif %}}",
+    ):
+        path.write_text(text.replace(template, other))
+        dag = dag_from(load_manifest(path), path)
+        assert run_task(dag.get_task("stage_data")).state == "success"
+
+
 def test_a_template_that_cannot_be_filled_in_is_not_tried_again(run_task, workspace):
     with DAG("dated", schedule=None):
         train = TrainOperator(

@@ -10,9 +10,10 @@ from operator import attrgetter
 import pytest
 
 from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError
+from ddl_airflow.core.selection import Selection
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.staging import check_stageable, stage
+from ddl_airflow.storage.staging import check_stageable, list_dataset, stage
 from ddl_airflow.storage.store import CHUNK, StoredObject
 from tests.limits import within
 
@@ -64,6 +65,37 @@ def contents(folder):
     return {
         p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
     }
+
+
+def test_what_may_not_be_read_need_not_be_where_it_is_left_out(trainer):
+    """As the lost+found of a disk, which is root's alone."""
+    data = trainer.place / "data"
+    (data / "train").mkdir(parents=True)
+    (data / "lost+found").mkdir(mode=0o700)
+    (data / "train" / "a.tfrecord").write_text("x")
+    (data / "gone.old").symlink_to("nowhere")
+    os.mkfifo(data / "pipe.old")
+    left_out = Selection(exclude=("lost+found/", "*.old"))
+    chosen = (left_out, Selection(include=("/train/*.tfrecord",)))
+    missing = {
+        Selection(): "Permission denied|No such file|is no file",
+        Selection(exclude=("*.old",)): "lost.found: Permission denied",
+        Selection(exclude=("lost+found/", "/pipe.old")): "gone.old: No such file",
+        Selection(exclude=("lost+found/", "gone*")): "pipe.old is no file",
+        # What is in it may be one of these.
+        Selection(include=("*.tfrecord",), exclude=("*.old",)): "lost.found: Permission denied",
+    }
+    store = FolderStore(data)
+    os.seteuid(trainer.uid)
+    try:
+        for selection in chosen:
+            (one,) = list_dataset(store, selection).objects
+            assert one.key == "train/a.tfrecord"
+        for selection, said in missing.items():
+            with pytest.raises(StagingError, match=said):
+                list_dataset(store, selection)
+    finally:
+        os.seteuid(0)
 
 
 def test_stage_makes_links_to_all_files_and_a_marker(tmp_path, source, cache):

@@ -144,6 +144,20 @@ def test_what_is_in_archives_is_there_in_folders_of_their_names(
     assert not list((cache.root / "archives" / "blobs").glob("??/*"))  # nothing is kept twice
 
 
+def test_only_the_disk_of_the_cache_is_flushed(store, cache, tmp_path, monkeypatch):
+    """Another one of the host, say over NFS, may take minutes, or hang."""
+    flushed = []
+
+    def flush(of):
+        flushed.append((of.root, [*of.root.glob("archives/??/*.json")]))
+
+    monkeypatch.setattr(os, "sync", lambda: pytest.fail("all disks of the host are flushed"))
+    monkeypatch.setattr(Cache, "flush", flush)
+    store.put_bytes("a.tar", packed(".tar", FILES))
+    staged(store, cache, tmp_path / "data")
+    assert flushed == [(cache.root, [])]  # before the list says that all is there
+
+
 def test_what_is_no_archive_stays_as_it_is(store, cache, tmp_path):
     assert [suffix_of(key) for key in ("a.gz", "b.npz", "tar", "c.tar.part", "x.Tar")] == [
         *("", "", "", ""),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -273,3 +274,16 @@ def test_a_link_out_of_the_folders_that_the_manifest_may_name_is_not_listed(data
     again = DataChangeTrigger(**held.serialize()[1])
     with pytest.raises(StagingError, match="data/b leads to"):
         again._look()
+
+
+def test_what_may_not_be_read_need_not_be_where_it_is_left_out(trainer):
+    data = trainer.place / "data"
+    (data / "lost+found").mkdir(mode=0o700, parents=True)
+    (data / "a").write_text("1")
+    os.seteuid(trainer.uid)
+    try:
+        assert DataChangeTrigger(data.as_uri(), exclude=["lost+found/"])._look()["files"] == 1
+        with pytest.raises(StagingError, match="lost.found: Permission denied"):
+            DataChangeTrigger(data.as_uri())._look()
+    finally:
+        os.seteuid(0)

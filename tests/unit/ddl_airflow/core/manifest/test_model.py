@@ -309,6 +309,8 @@ def test_manifest_is_frozen_and_copies() -> None:
             ("a b#c '# d' \"# e\" \\# ''# \\ # $# ${#f}",),
         ),
         ("{# a note #} a", ("{# a note #} a",)),
+        ("{# see issue #12; b #} a b{# #3 #} # c", ("{# see issue #12; b #} a b{# #3 #}",)),
+        ("a {# open #12 #\n{# b #}", ("a {# open", "{# b #}")),
     ],
 )
 def test_split_commands(text: str, commands: tuple[str, ...]) -> None:
