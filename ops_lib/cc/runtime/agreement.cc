@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <utility>
 
 #include "core/log.h"
@@ -18,14 +19,16 @@ constexpr char kAgreed = 'A';    // then, if ranks have joined, how many have no
 constexpr char kAllJoined = 'J';  // then the last one
 constexpr char kFailed = 'F';    // then the Code, then the message
 constexpr char kBroken = 'B';  // the same, and the group is broken
-constexpr char kStale = 'S';  // then 1 if converged, the generation, and the reason
+constexpr char kDropped = 'D';  // then the title of what rank 0 has dropped, then the message
+constexpr char kRunsCancelled = 'S';  // then the runs
 constexpr char kChoice = 'C';    // the order differs; then what is next and what is pending behind it
 constexpr char kPing = 'W';  // rank 0 is alive and waits for others; answered with kPong
 
 // First byte of what the others send, beside proposals.
 constexpr char kPong = 'H';
 constexpr char kTimedOut = 'X';  // this rank gave up waiting for rank 0
-constexpr char kPending = 'I';  // rank 0's choice has not been submitted here; then what has
+constexpr char kPending = 'I';  // rank 0's choice has not been submitted here; then the round, and
+                                // what has
 constexpr char kCancelled = 'T';  // what this rank proposed; then the proposal's number
 
 // What proposals that are no request have in the place of its digest.
@@ -67,7 +70,7 @@ bool AnyRunCancelled(const std::vector<Proposal>& proposals, const std::vector<b
   for (size_t rank = 0; rank < proposals.size(); ++rank) {
     if (!arrived[rank]) continue;
     if (proposals[rank].kind == Proposal::Kind::kCancelNotice) return true;
-    if (proposals[rank].generation != proposals[0].generation) return true;
+    if (!proposals[rank].cancelled.empty()) return true;
   }
   return false;
 }
@@ -84,7 +87,9 @@ bool TimeoutApplies(const std::vector<Proposal>& proposals, const std::vector<bo
 std::vector<Proposal> FillMissing(std::vector<Proposal> proposals,
                                   const std::vector<bool>& arrived) {
   for (size_t rank = 0; rank < proposals.size(); ++rank) {
-    if (!arrived[rank]) proposals[rank] = proposals[0];
+    if (arrived[rank]) continue;
+    proposals[rank] = proposals[0];
+    proposals[rank].cancelled.clear();
   }
   return proposals;
 }
@@ -101,8 +106,8 @@ Agreement::Agreement(Communicator* communicator, RequestQueue* queue, double tim
 
 Proposal Agreement::Propose(const Request& request) const {
   Proposal proposal;
-  proposal.generation = generation_;
-  proposal.reason = reason_;
+  proposal.round = round_;
+  proposal.cancelled = cancelled_;
   switch (request.kind) {
     case Request::Kind::kJoin:
       proposal.kind = Proposal::Kind::kJoin;
@@ -142,10 +147,10 @@ Status Agreement::CompareDigests(const Request& request, const InlineTensor* ten
   if (request.kind == Request::Kind::kJoin || request.kind == Request::Kind::kCancelNotice) {
     const bool joins = request.kind == Request::Kind::kJoin;
     arrival.digest[0] = joins ? kJoinDigest : kNoticeDigest;
-    arrival.digest[1] = static_cast<uint64_t>(generation_) << 1 | joined_;
+    arrival.digest[1] = cancelled_digest_ << 1 | joined_;
     arrival.without_request = !joins;
   } else {
-    Digest(request, generation_, arrival.digest);
+    Digest(request, cancelled_digest_, arrival.digest);
   }
   arrival.title = [&request] { return Title(request); };
   arrival.cancelled = request.cancelled.get();
@@ -166,7 +171,7 @@ Status Agreement::CompareDigests(const Request& request, const InlineTensor* ten
   if (result == BarrierResult::kCancelled) {
     action->kind = Action::Kind::kRetry;
   } else if (result == BarrierResult::kMatch) {
-    cancel_notice_ = false;
+    SetCancelled({});  // all have cancelled the same
     if (request.kind == Request::Kind::kCancelNotice) {
       action->kind = Action::Kind::kRetry;
     } else if (request.kind == Request::Kind::kJoin) {
@@ -181,11 +186,17 @@ Status Agreement::CompareDigests(const Request& request, const InlineTensor* ten
 
 Status Agreement::Leave() {
   DDL_RETURN_IF_ERROR(broken_);
-  if (communicator_->size() == 1) return Status();
-  Proposal proposal;
-  proposal.kind = Proposal::Kind::kLeave;
-  Action action;
-  if (negotiating_) return AgreeThroughCoordinator(proposal, nullptr, &action);
+  if (communicator_->size() == 1 || left_) return Status();
+  left_ = true;
+  while (negotiating_) {
+    Proposal proposal;
+    proposal.kind = Proposal::Kind::kLeave;
+    proposal.round = round_;
+    Action action;
+    const Status status = AgreeThroughCoordinator(proposal, nullptr, &action);
+    DDL_RETURN_IF_ERROR(broken_);
+    if (status.ok() && action.kind == Action::Kind::kRun) return status;
+  }
   Arrival arrival;
   arrival.digest[0] = kLeaveDigest;
   arrival.leaving = true;
@@ -252,8 +263,10 @@ Status Agreement::AgreeAsCoordinator(const Proposal& proposal, const Request* re
         continue;
       }
       if (kind == kPending) {
-        pending[rank] =
-            "; rank " + std::to_string(rank) + " waits for " + message.substr(1) + " instead";
+        if (std::atoll(message.c_str() + 1) == round_) {
+          pending[rank] = "; rank " + std::to_string(rank) + " waits for " +
+                          message.substr(message.find('\n') + 1) + " instead";
+        }
         continue;
       }
       if (kind == kCancelled) {
@@ -262,21 +275,24 @@ Status Agreement::AgreeAsCoordinator(const Proposal& proposal, const Request* re
         continue;
       }
       if (kind == kTimedOut) {
-        return Fail(
+        return FailGroup(
             Status(Code::kDeadlineExceeded,
                    proposals[rank].title() + ": rank " + std::to_string(rank) +
                        " waited longer than " + Seconds(timeout_s_) +
-                       " for rank 0 and gave up. Raise DDL_STALL_TIMEOUT if rank 0 needs so long."),
-            true);
+                       " for rank 0 and gave up. Raise DDL_STALL_TIMEOUT if rank 0 needs so "
+                       "long."));
       }
+      ++proposed_[rank];
+      Proposal theirs = Proposal::Decode(message);
+      // It crossed the last response, which came without it: that rank will propose again.
+      if (theirs.round != round_) continue;
+      proposals[rank] = std::move(theirs);
       arrived[rank] = true;
       ++count;
       if (verify_liveness) {
         DDL_RETURN_IF_ERROR(communicator_->Send(rank, std::string(1, kPing)));
         ++unanswered[rank];
       }
-      proposals[rank] = Proposal::Decode(message);
-      ++proposed_[rank];
       if (proposals[rank].kind == Proposal::Kind::kLeave) {
         leaver = rank;
         continue;
@@ -288,13 +304,12 @@ Status Agreement::AgreeAsCoordinator(const Proposal& proposal, const Request* re
       }
     }
     if (leaver >= 0 && active >= 0) {
-      return Fail(Status(Code::kFailedPrecondition,
+      return FailGroup(Status(Code::kFailedPrecondition,
                          proposals[active].title() + ": rank " + std::to_string(leaver) +
                              " has already ended its script, but rank " + std::to_string(active) +
                              " still runs this collective. Let all ranks do the same number "
                              "of steps, and look for an early exit on rank " +
-                             std::to_string(leaver) + "."),
-                  true);
+                             std::to_string(leaver) + "."));
     }
     if (count == size && all_answered) break;
     const double elapsed_s = backoff.elapsed_s();
@@ -309,17 +324,19 @@ Status Agreement::AgreeAsCoordinator(const Proposal& proposal, const Request* re
       }
       if (count < size && all_pending && AnyRunCancelled(proposals, arrived)) break;
       if (request != nullptr && request->optional && count < size && all_pending) {
-        return Fail(Status(Code::kUnavailable, proposals[0].title() + ": " + Missing(arrived) +
-                                                   " did not call it" + others + "."),
-                    false);
+        const Status dropped(Code::kUnavailable, proposals[0].title() + ": " + Missing(arrived) +
+                                                     " did not call it" + others + ".");
+        negotiating_ = false;
+        DDL_RETURN_IF_ERROR(
+            SendToAll(kDropped + proposals[0].title() + "\n" + dropped.message()));
+        return dropped;
       }
       if (waited_s > timeout_s_ && TimeoutApplies(proposals, arrived)) {
-        return Fail(Status(Code::kDeadlineExceeded,
+        return FailGroup(Status(Code::kDeadlineExceeded,
                            proposals[active].title() + ": " + Missing(arrived) +
                                " did not come within " + Seconds(timeout_s_) + others +
                                ". Look for what keeps it busy or blocked; raise "
-                               "DDL_STALL_TIMEOUT if it needs so long."),
-                    true);
+                               "DDL_STALL_TIMEOUT if it needs so long."));
       }
       if (warnings.Due(waited_s)) {
         LogLine(0, proposals[active].title() + ": waited " + Seconds(waited_s) + " for " +
@@ -339,12 +356,9 @@ Status Agreement::AgreeAsCoordinator(const Proposal& proposal, const Request* re
   }
   if (leaver >= 0) return SendToAll(std::string(1, kAgreed));
   Decision decision = Decide(FillMissing(proposals, arrived));
-  decision.converged = decision.converged && count == size;
-  if (decision.kind != Decision::Kind::kStale &&
-      (cancelled || (request != nullptr && request->IsCancelled()))) {
-    // No rank is stale yet: whoever cancelled says so in the next round.
-    decision.kind = Decision::Kind::kStale;
-    decision.converged = false;
+  if (cancelled || (request != nullptr && request->IsCancelled())) {
+    // Whoever cancelled says so in the next round.
+    decision.kind = Decision::Kind::kCancelled;
   }
   const std::string response = EncodeResponse(decision, proposals);
   DDL_RETURN_IF_ERROR(SendToAll(response));
@@ -356,9 +370,7 @@ std::string Agreement::EncodeResponse(const Decision& decision,
   const int size = communicator_->size();
   switch (decision.kind) {
     case Decision::Kind::kAllJoined: return kAllJoined + std::to_string(decision.last_joined);
-    case Decision::Kind::kStale:
-      return std::string(1, kStale) + (decision.converged ? "1" : "0") +
-             std::to_string(decision.generation) + "\n" + decision.reason;
+    case Decision::Kind::kCancelled: return kRunsCancelled + ddl::Encode(decision.cancelled);
     case Decision::Kind::kFail:
       return std::string(1, kFailed) + static_cast<char>(decision.status.code()) +
              decision.status.message();
@@ -377,13 +389,11 @@ std::string Agreement::EncodeResponse(const Decision& decision,
          proposals[decision.first].description;
 }
 
-Status Agreement::Fail(const Status& reason, bool breaks_group) {
-  std::string response(1, breaks_group ? kBroken : kFailed);
-  response += static_cast<char>(reason.code());
-  response += reason.message();
-  if (breaks_group) broken_ = reason;
+Status Agreement::FailGroup(const Status& reason) {
+  broken_ = reason;
   negotiating_ = false;
-  DDL_RETURN_IF_ERROR(SendToAll(response));
+  DDL_RETURN_IF_ERROR(
+      SendToAll(std::string(1, kBroken) + static_cast<char>(reason.code()) + reason.message()));
   return reason;
 }
 
@@ -391,11 +401,37 @@ void Agreement::Break(const Status& reason) {
   if (broken_.ok()) broken_ = reason;
 }
 
-void Agreement::CancelRun(const std::string& reason) {
+void Agreement::CancelRun(CancelledRun run) {
   if (communicator_->size() == 1) return;
-  ++generation_;
-  reason_ = reason;
-  cancel_notice_ = true;
+  run.ranks = {communicator_->rank()};
+  std::vector<CancelledRun> all = std::move(cancelled_);
+  all.push_back(std::move(run));
+  SetCancelled(std::move(all));
+}
+
+void Agreement::SetCancelled(std::vector<CancelledRun> runs) {
+  cancelled_ = std::move(runs);
+  cancelled_digest_ =
+      cancelled_.empty() ? 0 : std::hash<std::string>()(Identity(cancelled_)) | 1;
+}
+
+void Agreement::HearOf(const std::vector<CancelledRun>& runs) {
+  const int rank = communicator_->rank();
+  std::vector<CancelledRun> untold;
+  // Rank 0 has all that this rank had cancelled, or, where it did not wait for this rank, nothing.
+  const bool told = std::any_of(runs.begin(), runs.end(), [rank](const CancelledRun& run) {
+    return std::count(run.ranks.begin(), run.ranks.end(), rank) > 0;
+  });
+  if (!told) untold = std::move(cancelled_);
+  for (const CancelledRun& run : runs) {
+    if (std::count(run.ranks.begin(), run.ranks.end(), rank) > 0) continue;
+    if (const auto ours = FindSame(&untold, run); ours != untold.end()) {
+      untold.erase(ours);
+    } else {
+      cancelled_elsewhere_.push_back(run);
+    }
+  }
+  SetCancelled(std::move(untold));
 }
 
 Status Agreement::SendToAll(const std::string& response) {
@@ -404,6 +440,7 @@ Status Agreement::SendToAll(const std::string& response) {
     DDL_RETURN_IF_ERROR(communicator_->Send(rank, response));
   }
   synced_at_ = Clock::now();
+  ++round_;
   return Status();
 }
 
@@ -451,12 +488,13 @@ Status Agreement::AgreeAsParticipant(const Proposal& proposal, const Request* re
 
 Status Agreement::Apply(const std::string& response, const Proposal* proposal, Action* action) {
   synced_at_ = Clock::now();
+  if (communicator_->rank() != 0) ++round_;  // rank 0 counts what it sends
   // All ranks that get this do the same next: propose over rank 0 again, or enter a barrier.
   negotiating_ = response[0] == kChoice;
   *action = Action();
   switch (response[0]) {
     case kAgreed:
-      cancel_notice_ = false;
+      SetCancelled({});  // all have cancelled the same
       if (response.size() == 1) return Status();
       action->contributors = std::atoi(response.c_str() + 1);
       action->description = response.substr(response.find('\n') + 1);
@@ -470,19 +508,21 @@ Status Agreement::Apply(const std::string& response, const Proposal* proposal, A
       // A rank that has joined takes part in whatever is next.
       if (proposal == nullptr || proposal->has_request()) queue_->Follow(Decode(response));
       return Status();
-    case kStale: {
-      const int64_t newest = std::atoll(response.c_str() + 2);
+    case kRunsCancelled: {
+      size_t at = 1;
       action->kind = Action::Kind::kRetry;
       queue_->Follow({});
-      if (response[1] == '1') cancel_notice_ = false;
-      if (proposal == nullptr || proposal->generation == newest) return Status();
-      if (!proposal->has_request()) {
-        generation_ = newest;
+      HearOf(DecodeCancelledRuns(response, &at));
+      return Status();
+    }
+    case kDropped: {
+      const size_t line = response.find('\n');
+      if (proposal != nullptr && proposal->title() != response.substr(1, line - 1)) {
+        action->kind = Action::Kind::kRetry;
+        queue_->Follow({});
         return Status();
       }
-      ++generation_;
-      reason_ = response.substr(response.find('\n') + 1);
-      return Status(Code::kFailedPrecondition, proposal->title() + ": " + reason_);
+      return Status(Code::kUnavailable, response.substr(line + 1));
     }
     default: break;
   }
@@ -496,7 +536,8 @@ Status Agreement::PollWhileMissing() {
   const double waited_s = std::chrono::duration<double>(Clock::now() - synced_at_).count();
   if (!reported_ && waited_s > std::min(5.0, timeout_s_ / 4)) {
     reported_ = true;
-    DDL_RETURN_IF_ERROR(communicator_->Send(0, kPending + List(queue_->Order())));
+    DDL_RETURN_IF_ERROR(communicator_->Send(
+        0, kPending + std::to_string(round_) + "\n" + List(queue_->Order())));
   }
   std::string response;
   bool received = false;

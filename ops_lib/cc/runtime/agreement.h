@@ -4,10 +4,12 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "core/status.h"
+#include "runtime/cancelled_run.h"
 #include "runtime/request_queue.h"
 #include "runtime/proposal.h"
 
@@ -57,9 +59,9 @@ struct Action {
 // there already or not: so no rank has anything left of that run that could be matched with a later
 // one. (The engine does that.)
 //
-// A rank that cancels a run by itself, because something else in it failed there (CancelRun), is in
-// a new generation from then on, which is part of what is compared. So what the others still
-// propose of that run fails there, with the reason, and brings them to the same generation.
+// What a rank has cancelled by itself, because something else in that run failed there (CancelRun),
+// is a part of what is compared, until all ranks know it. So what the others propose differs; they
+// learn which runs were cancelled (TakeCancelled), fail theirs, and all propose again.
 //
 // When a rank is missing for longer than the timeout, or has left, the ranks cannot get back into
 // step: that error is kept and answers every later call.
@@ -72,7 +74,7 @@ class Agreement {
   // On `request`, which the queue has given as next, or a kCancelNotice. Ok and the same action on
   // every rank, or an error:
   //   InvalidArgument     requests differ, and not in their order alone; on every rank
-  //   FailedPrecondition  a rank has left, or has cancelled the run; on every rank that did not
+  //   FailedPrecondition  a rank has left; on every rank that did not
   //   DeadlineExceeded    a rank did not come within the timeout
   //   Aborted             the process of a rank has died
   //   Unavailable         the request is optional and was dropped; on the ranks that have it alone
@@ -84,11 +86,13 @@ class Agreement {
   // instead of Agree. Not ok if the others have given up, or rank 0 has dropped its choice.
   Status PollWhileMissing();
 
-  // This rank cancels a run of which others may still propose something. `reason`: a sentence for
-  // them.
-  void CancelRun(const std::string& reason);
-  // Whether the others may not know of it: then a kCancelNotice tells them.
-  bool HasCancelNotice() const { return cancel_notice_ && broken_.ok(); }
+  // This rank has cancelled a run of which others may still propose something.
+  void CancelRun(CancelledRun run);
+  // Whether the others may not know of one: then a kCancelNotice tells them.
+  bool HasCancelNotice() const { return !cancelled_.empty() && broken_.ok(); }
+  // The runs that other ranks have cancelled, and this one has not, since the last call. To be
+  // asked for before the next is proposed.
+  std::vector<CancelledRun> TakeCancelled() { return std::exchange(cancelled_elsewhere_, {}); }
 
   // This error answers every later call. All ranks must get it.
   void Break(const Status& reason);
@@ -111,19 +115,24 @@ class Agreement {
   std::string EncodeResponse(const Decision& decision,
                              const std::vector<Proposal>& proposals) const;
   Status SendToAll(const std::string& response);
-  Status Fail(const Status& reason, bool breaks_group);
+  Status FailGroup(const Status& reason);
   // Does what a response says about this rank's own proposal; null: it has none.
   Status Apply(const std::string& response, const Proposal* proposal, Action* action);
   Proposal Propose(const Request& request) const;
+  void SetCancelled(std::vector<CancelledRun> runs);
+  // Of runs that were cancelled, by this rank or others.
+  void HearOf(const std::vector<CancelledRun>& runs);
 
   Communicator* communicator_;
   RequestQueue* queue_;
   double timeout_s_;
   std::function<bool()> limited_;
   Status broken_;
-  int64_t generation_ = 0;
-  std::string reason_;  // for the last change of it
-  bool cancel_notice_ = false;
+  bool left_ = false;
+  int64_t round_ = 0;  // responses of rank 0 so far
+  std::vector<CancelledRun> cancelled_;  // here, of which the others may not know
+  uint64_t cancelled_digest_ = 0;        // of them; 0: none
+  std::vector<CancelledRun> cancelled_elsewhere_;
   bool joined_ = false;       // a kJoin has been proposed, and not all have joined
   bool negotiating_ = false;  // rank 0 has chosen, and what it has chosen has not run yet
   bool reported_ = false;  // what this rank has pending while it lacks the choice

@@ -184,14 +184,14 @@ std::shared_ptr<const Signature> MakeSignature(const Request& request) {
   return made;
 }
 
-void Digest(const Request& request, int64_t generation, uint64_t digest[2]) {
+void Digest(const Request& request, uint64_t cancelled, uint64_t digest[2]) {
   const std::shared_ptr<const Signature> signature =
       request.signature != nullptr ? request.signature : MakeSignature(request);
   digest[0] = signature->digest[0];
   digest[1] = signature->digest[1];
   if (!request.instance.empty()) MixText(request.instance, digest);
   Mix(static_cast<uint64_t>(request.step), digest);
-  Mix(static_cast<uint64_t>(generation), digest);
+  Mix(cancelled, digest);
 }
 
 std::string Title(const std::string& description) {

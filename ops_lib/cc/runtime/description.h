@@ -21,9 +21,9 @@ Status Parse(const std::string& description, Request* request);
 // dimension is left out of the digest, because it may differ.
 std::shared_ptr<const Signature> MakeSignature(const Request& request);
 
-// 128 bits that differ where requests do not match, or their generations differ (see
-// runtime/agreement.h). Some nanoseconds where the request has a signature.
-void Digest(const Request& request, int64_t generation, uint64_t digest[2]);
+// 128 bits that differ where requests do not match, or `cancelled` differs: what a rank has
+// cancelled, as a number. Some nanoseconds where the request has a signature.
+void Digest(const Request& request, uint64_t cancelled, uint64_t digest[2]);
 
 // `AllReduceN "loss/grads"`: op and name, for messages and to know a request by.
 std::string Title(const std::string& description);

@@ -34,9 +34,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::microseconds kExpectedWait{200};
 // How often a rank that lacks rank 0's choice polls whether the others still wait for it.
 constexpr std::chrono::milliseconds kMissingPollPeriod{1};
-
-// Requests of a run that has failed may still be submitted, by an executor that does not know yet.
-constexpr size_t kRunsRemembered = 256;
+// See GraphRuns::HeldUntil: longer than the ops of a step take to start one after the other.
+constexpr double kMostHeldS = 30;
 
 // fork copies the engine's memory, not its thread.
 std::atomic<bool> in_child{false};
@@ -249,6 +248,9 @@ Status Engine::Open() {
   }
   if (process_set_ == 0) DDL_RETURN_IF_ERROR(recorder_.Open(config_, communicator_.get()));
   request_queue_ = std::make_unique<RequestQueue>(topology_.size == 1);
+  const std::chrono::duration<double> held(std::min(kMostHeldS, config_.stall_timeout_s / 2));
+  runs_ = std::make_unique<GraphRuns>(request_queue_.get(),
+                                      std::chrono::duration_cast<Clock::duration>(held));
   agreement_ = std::make_unique<Agreement>(communicator_.get(), request_queue_.get(),
                                            config_.stall_timeout_s, [this] {
                                              std::lock_guard<std::mutex> lock(mutex_);
@@ -300,6 +302,7 @@ void Engine::Serve() {
   if (MpiSession::HasAbandonedMessages()) (void)allreduce_.release();
   allreduce_.reset();
   agreement_.reset();
+  runs_.reset();
   request_queue_.reset();
   try {
     if (process_set_ == 0) recorder_.Close(left.ok());
@@ -340,28 +343,13 @@ void Engine::ServeRequest(Request* next, std::optional<Clock::time_point>* first
     Request request = request_queue_->Take();
     if (MpiSession::HasAbandonedMessages()) abandoned_->push_back(request.memory);
     if (!record.status.ok()) {
-      FailRun(request.run, record.status);
+      runs_->Fail(request.run, record.status);
     } else if (request.IsCancelled()) {
       CancelRun(request);  // too late for this one, but the others may still have more of the run
     }
     return std::move(request.done);  // first nothing holds the tensors any more
   }();
   done(record.status);
-}
-
-bool Engine::HasFailed(int64_t run) const {
-  return run != 0 && std::any_of(failed_runs_.begin(), failed_runs_.end(),
-                                 [run](const FailedRun& failed) { return failed.run == run; });
-}
-
-void Engine::FailRun(int64_t run, const Status& status) {
-  if (run == 0 || HasFailed(run)) return;
-  failed_runs_.push_back({run, status});
-  if (failed_runs_.size() > kRunsRemembered) failed_runs_.pop_front();
-  for (Request& request :
-       request_queue_->Extract([run](const Request& r) { return r.run == run; })) {
-    request.done(status);
-  }
 }
 
 void Engine::TakeSubmitted() {
@@ -372,34 +360,42 @@ void Engine::TakeSubmitted() {
     submitted.swap(submitted_);
     std::swap(cancellations, cancellations_);
   }
+  for (const CancelledRun& run : agreement_->TakeCancelled()) runs_->CancelElsewhere(run);
   for (Request& request : submitted) {
-    if (!HasFailed(request.run)) {
-      cancellations = cancellations || request.IsCancelled();
-      request_queue_->Add(std::move(request));
-      continue;
-    }
-    for (const FailedRun& failed : failed_runs_) {
-      if (failed.run == request.run) request.done(failed.status);
-    }
+    cancellations = cancellations || request.IsCancelled();
+    runs_->Add(std::move(request));
   }
   if (cancellations) DropCancelled();
 }
 
 void Engine::DropCancelled() {
-  for (Request& request :
-       request_queue_->Extract([](const Request& waiting) { return waiting.IsCancelled(); })) {
-    CancelRun(request);
-    request.done(Status(Code::kCancelled, Title(request) + ": its run was cancelled."));
+  runs_->DropHeld();
+  const std::deque<Request>& pending = request_queue_->pending();
+  while (true) {
+    const auto cancelled = std::find_if(pending.begin(), pending.end(),
+                                        [](const Request& one) { return one.IsCancelled(); });
+    if (cancelled == pending.end()) return;
+    const Request* request = &*cancelled;
+    const bool alone = request->run == 0;
+    CancelRun(*request);
+    if (!alone) continue;
+    const auto is_it = [request](const Request& one) { return &one == request; };
+    for (Request& one : request_queue_->Extract(is_it)) {
+      one.done(Status(Code::kCancelled, Title(one) + ": it was cancelled."));
+    }
   }
 }
 
 void Engine::CancelRun(const Request& request) {
-  if (HasFailed(request.run)) return;
-  agreement_->CancelRun("rank " + std::to_string(topology_.rank) + " has cancelled " +
-                        Title(request) +
-                        ", because something else failed in that step or cancelled it. See that "
-                        "rank's log for the reason.");
-  FailRun(request.run, Status(Code::kCancelled, Title(request) + ": its run was cancelled."));
+  if (runs_->HasFailed(request.run)) return;
+  CancelledRun run = runs_->Identify(request);
+  if (run.position >= 0 || !run.pending.empty()) {
+    run.reason = "rank " + std::to_string(topology_.rank) + " has cancelled " + Title(request) +
+                 ", because something else failed in that step or cancelled it. See that rank's "
+                 "log for the reason.";
+    agreement_->CancelRun(std::move(run));
+  }
+  runs_->Fail(request.run, Status(Code::kCancelled, Title(request) + ": its run was cancelled."));
 }
 
 bool Engine::Leaving() {
@@ -428,9 +424,13 @@ Request* Engine::NextRequest() {
   while (true) {
     TakeSubmitted();
     if (request_queue_->empty()) {
+      const bool leaving = Leaving();
       // A rank that leaves needs no notice.
-      if (agreement_->HasCancelNotice() && !Leaving()) return &cancel_notice_;
-      if (!AwaitSubmission(std::nullopt)) return nullptr;
+      if (agreement_->HasCancelNotice() && !leaving) return &cancel_notice_;
+      const std::optional<Clock::time_point> held = runs_->HeldUntil();
+      if (AwaitSubmission(held)) continue;
+      if (!held) return nullptr;
+      if (leaving || Clock::now() >= *held) runs_->FailHeld();
       continue;
     }
     const Clock::time_point deadline = Clock::now() + kExpectedWait;
@@ -486,6 +486,10 @@ Status Engine::AgreeAndRun(Request* request, CollectiveRecord* record, Action* a
   record->nbytes = Nbytes(*request);
   if (!agreed.ok()) return agreed;
   const std::vector<int64_t>* numbers = nullptr;
+  const bool joined = request->kind == Request::Kind::kJoin;
+  if (action->kind == Action::Kind::kReduced || action->kind == Action::Kind::kRun) {
+    runs_->Ran(joined ? 0 : request->run);
+  }
   if (action->kind == Action::Kind::kReduced) {
     record->inlined = inline_request_->Unpack(*request);
     if (record->inlined) return agreed;
@@ -493,7 +497,7 @@ Status Engine::AgreeAndRun(Request* request, CollectiveRecord* record, Action* a
   } else if (action->kind != Action::Kind::kRun) {
     return agreed;
   }
-  if (request->kind == Request::Kind::kJoin) return Contribute(*action);
+  if (joined) return Contribute(*action);
   request->contributors = action->contributors;
   return Execute(*request, numbers, &record->nbytes);
 }

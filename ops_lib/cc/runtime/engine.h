@@ -23,6 +23,7 @@
 #include "runtime/request_queue.h"
 #include "runtime/recorder.h"
 #include "runtime/request.h"
+#include "runtime/graph_runs.h"
 
 namespace ddl {
 
@@ -96,18 +97,16 @@ class Engine {
   Request* NextRequest();
   // The same where rank 0 has chosen which. Null: the others no longer wait for it.
   Request* ChosenRequest();
-  // Moves what was submitted to the request queue, and drops what was cancelled.
+  // Fails what other ranks have cancelled, moves what was submitted to the request queue, and drops
+  // what was cancelled here.
   void TakeSubmitted();
   void DropCancelled();
-  // Cancels the run of a request that was cancelled here, and lets the others know.
+  // Fails the run of a request that was cancelled here, and lets the others know.
   void CancelRun(const Request& request);
   // Waits for something to take, until then at most. False: there is nothing.
   bool AwaitSubmission(std::optional<std::chrono::steady_clock::time_point> until);
   bool HasWork() const;  // call with mutex_ held
   bool Leaving();
-  // Requests of this run fail with `status`, those that wait and those that will be submitted.
-  void FailRun(int64_t run, const Status& status);
-  bool HasFailed(int64_t run) const;
   void LogChoice(const Request& next) const;
   // Agrees with the other ranks on the request and runs it; fills in all but start, status and end.
   // `action` may be kRetry: it was not run. An exception breaks the group.
@@ -142,14 +141,10 @@ class Engine {
   std::unique_ptr<Communicator> communicator_;
   std::unique_ptr<NcclCommunicator> gpus_;
   std::unique_ptr<RequestQueue> request_queue_;
+  std::unique_ptr<GraphRuns> runs_;
   std::unique_ptr<Agreement> agreement_;
   std::unique_ptr<InlineRequest> inline_request_;
   std::unique_ptr<FusedAllReduce> allreduce_;
-  struct FailedRun {
-    int64_t run;
-    Status status;
-  };
-  std::deque<FailedRun> failed_runs_;  // the newest
   Request cancel_notice_;
   std::string failure_text_;  // made while there is memory
   // What abandoned messages still point to; never freed.

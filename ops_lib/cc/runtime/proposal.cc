@@ -64,40 +64,34 @@ std::string Proposal::title() const {
 
 std::string Proposal::Encode() const {
   return std::string(1, static_cast<char>(kind)) + (newly_joined ? "1" : "0") +
-         std::to_string(generation) + "\n" + OneLine(reason) + "\n" + description;
+         std::to_string(round) + "\n" + ddl::Encode(cancelled) + description;
 }
 
 Proposal Proposal::Decode(const std::string& message) {
   Proposal proposal;
   proposal.kind = static_cast<Kind>(message[0]);
   proposal.newly_joined = message[1] == '1';
-  proposal.generation = std::atoll(message.c_str() + 2);
-  const size_t reason = message.find('\n') + 1;
-  const size_t description = message.find('\n', reason) + 1;
-  proposal.reason = message.substr(reason, description - 1 - reason);
-  proposal.description = message.substr(description);
+  proposal.round = std::atoll(message.c_str() + 2);
+  size_t at = message.find('\n') + 1;
+  proposal.cancelled = DecodeCancelledRuns(message, &at);
+  proposal.description = message.substr(at);
   return proposal;
 }
 
 Decision Decide(const std::vector<Proposal>& proposals) {
   Decision decision;
+  const std::string cancelled = Identity(proposals[0].cancelled);
+  bool all_know = true;
   for (const Proposal& one : proposals) {
-    decision.generation = std::max(decision.generation, one.generation);
-  }
-  bool all_current = true, noticed = false;
-  decision.converged = true;
-  for (const Proposal& one : proposals) {
-    noticed = noticed || one.kind == Proposal::Kind::kCancelNotice;
-    if (one.generation == decision.generation) {
-      if (decision.reason.empty()) decision.reason = one.reason;
-      continue;
+    if (one.kind == Proposal::Kind::kCancelNotice || Identity(one.cancelled) != cancelled) {
+      all_know = false;
     }
-    all_current = false;
-    // A rank cancels one run at a time, as those that are ahead have done.
-    if (one.has_request() && one.generation + 1 < decision.generation) decision.converged = false;
   }
-  if (!all_current || noticed) {
-    decision.kind = Decision::Kind::kStale;
+  if (!all_know) {
+    decision.kind = Decision::Kind::kCancelled;
+    for (const Proposal& one : proposals) {
+      for (const CancelledRun& run : one.cancelled) Merge(run, &decision.cancelled);
+    }
     return decision;
   }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "runtime/cancelled_run.h"
 
 namespace ddl {
 
@@ -15,16 +16,16 @@ struct Proposal {
     kOrdered = 'O',    // the described collective; its stream keeps the order
     kUnordered = 'U',  // the same; ranks know it by its title
     kJoin = 'J',       // nothing of its own: zeros for what the others reduce
-    kCancelNotice = 'N',  // nothing: its generation is a new one
+    kCancelNotice = 'N',  // nothing: it has cancelled a run
     kLeave = 'L',      // nothing more, ever
   };
 
   Kind kind = Kind::kOrdered;
   bool newly_joined = false;  // a kJoin that is proposed for the first time
-  // How many runs this rank has cancelled that the others may not know of; see runtime/agreement.h.
-  int64_t generation = 0;
-  std::string reason;       // for the last of them
-  std::string description;  // of kOrdered and kUnordered
+  // How many responses of rank 0 this rank has had: what it proposes crosses none on the way.
+  int64_t round = 0;
+  std::vector<CancelledRun> cancelled;  // here, of which the others may not know
+  std::string description;              // of kOrdered and kUnordered
 
   bool has_request() const { return kind == Kind::kOrdered || kind == Kind::kUnordered; }
   std::string title() const;
@@ -38,8 +39,7 @@ struct Decision {
     kRun,      // the one collective that is proposed, `contributors` ranks bringing tensors
     kReorder,  // another order: that of rank 0, or of the first rank that has not joined
     kFail,     // what is proposed fails everywhere, with `status`
-    kStale,    // what ranks of an older generation than `generation` propose fails for `reason`;
-               // the others propose again
+    kCancelled,  // some have cancelled runs: each rank fails those, and proposes again
     kAllJoined,
   };
 
@@ -48,9 +48,7 @@ struct Decision {
   int first = 0;  // the first rank that asks for a collective
   int contributors = 0;
   int last_joined = 0;
-  int64_t generation = 0;
-  bool converged = false;  // all ranks will be of that generation
-  std::string reason;
+  std::vector<CancelledRun> cancelled;
 };
 
 // `proposals`: one for each rank, none of them kLeave. Pure.

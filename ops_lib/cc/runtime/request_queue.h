@@ -37,6 +37,8 @@ class RequestQueue {
 
   void Add(Request request);
   bool empty() const { return pending_.empty(); }
+  // In the order of submission.
+  const std::deque<Request>& pending() const { return pending_; }
 
   // The request to propose: rank 0's choice if there is one, else the expected one, else the
   // oldest. Null if the choice is not pending; or, if `wait_for_expected`, the expected one.

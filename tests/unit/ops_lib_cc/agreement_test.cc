@@ -1,25 +1,33 @@
 #include "runtime/agreement.h"
 
+#include <atomic>
+#include <deque>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ranks.h"
 #include "runtime/description.h"
+#include "runtime/graph_runs.h"
 #include "thread_communicator.h"
 
 namespace {
 
 using ddl::Action;
 using ddl::Agreement;
+using ddl::CancelledRun;
 using ddl::Code;
+using ddl::GraphRuns;
 using ddl::HostGroup;
 using ddl::Request;
 using ddl::RequestQueue;
 using ddl::Status;
 
-Request Sum(const std::string& name, int64_t count, bool ordered = true) {
+Request Sum(const std::string& name, int64_t count, bool ordered = true, int64_t run = 0) {
   Request request;
+  request.run = run;
   request.op_name = "AllReduce";
   request.name = name;
   request.ordered = ordered;
@@ -35,15 +43,32 @@ struct Rank {
   Rank(HostGroup* group, Mailboxes* mailboxes, bool shares_memory, double timeout_s)
       : communicator(group, mailboxes, shares_memory),
         queue(false),
+        runs(&queue, std::chrono::hours(1)),
         agreement(&communicator, &queue, timeout_s) {}
 
-  // Submits `request` and agrees on what is to be next, until that is a collective or an error.
-  // `ran`: its name.
-  Status Next(std::string* ran) {
+  void Submit(Request request) {
+    request.done = [this, name = request.name](const Status& status) {
+      ended.push_back({name, status});
+    };
+    runs.Add(std::move(request));
+  }
+
+  // Agrees on what is to be next, until that is a collective or an error. `ran`: its name.
+  // `meanwhile`: called while this rank lacks the choice.
+  Status Next(std::string* ran, const std::function<void()>& meanwhile = {}) {
     while (true) {
+      for (const CancelledRun& run : agreement.TakeCancelled()) runs.CancelElsewhere(run);
+      if (!ended.empty()) {
+        Status status = ended.front().second;
+        *ran = ended.front().first;
+        ended.pop_front();
+        return status;
+      }
       const Request* next = queue.Next(false);
       if (next == nullptr) {
-        const Status status = agreement.PollWhileMissing();
+        if (meanwhile) meanwhile();
+        const Status status =
+            queue.HasChoice() ? agreement.PollWhileMissing() : Status(Code::kInternal, "nothing");
         if (!status.ok()) return status;
         std::this_thread::yield();
         continue;
@@ -51,14 +76,40 @@ struct Rank {
       Action action;
       const Status status = agreement.Agree(*next, nullptr, &action);
       if (status.ok() && action.kind == Action::Kind::kRetry) continue;
-      *ran = queue.Take().name;
+      const Request taken = queue.Take();
+      if (status.ok()) runs.Ran(taken.run);
+      *ran = taken.name;
       return status;
     }
   }
 
+  void MustRun(const std::string& name) {
+    std::string ran;
+    const Status status = Next(&ran);
+    CHECK(status.ok() && ran == name, name + ", not " + ran + ": " + status.message());
+  }
+
+  void MustFail(const std::string& name, const std::string& words) {
+    std::string ran;
+    const Status status = Next(&ran);
+    CHECK(status.code() == Code::kFailedPrecondition && ran == name, ran + status.message());
+    CHECK(status.message().find(words) != std::string::npos, status.message());
+  }
+
+  // As the engine does with a request of a run that was cancelled here.
+  void Cancel(const Request& request) {
+    CancelledRun run = runs.Identify(request);
+    run.reason = "rank " + std::to_string(communicator.rank()) + " has cancelled " + request.name;
+    agreement.CancelRun(std::move(run));
+    runs.Fail(request.run, Status(Code::kCancelled, ""));
+    ended.clear();
+  }
+
   ThreadCommunicator communicator;
   RequestQueue queue;
+  GraphRuns runs;
   Agreement agreement;
+  std::deque<std::pair<std::string, Status>> ended;  // what has failed with its run
 };
 
 // Each test over messages alone, and where ranks share memory.
@@ -213,8 +264,10 @@ TEST(WhatOneRankCancelsFailsEverywhereAndTheNextRuns) {
   OnRanks(3, [](Rank& rank, int number) {
     for (int round = 1; round <= 5; ++round) {
       std::string ran;
+      Request gradient = Sum("gradient", 5, round % 3 == 0, 10 * round + number);
       if (number == 1) {
-        rank.agreement.CancelRun("rank 1 has cancelled round " + std::to_string(round));
+        rank.Submit(gradient);
+        rank.Cancel(gradient);
         CHECK(rank.agreement.HasCancelNotice(), "the others do not know");
         Request notice;
         notice.kind = Request::Kind::kCancelNotice;
@@ -224,11 +277,8 @@ TEST(WhatOneRankCancelsFailsEverywhereAndTheNextRuns) {
           CHECK(rank.agreement.Agree(notice, nullptr, &action).ok(), "");
         }
       } else {
-        rank.queue.Add(Sum("gradient", 5, round % 3 == 0));
-        const Status status = rank.Next(&ran);
-        CHECK(status.code() == Code::kFailedPrecondition && ran == "gradient", status.message());
-        const std::string part = "rank 1 has cancelled round " + std::to_string(round);
-        CHECK(status.message().find(part) != std::string::npos, status.message());
+        rank.Submit(gradient);
+        rank.MustFail("gradient", "rank 1 has cancelled gradient");
       }
       rank.queue.Add(Sum("gradient", 5));
       const Status next = rank.Next(&ran);
@@ -237,6 +287,213 @@ TEST(WhatOneRankCancelsFailsEverywhereAndTheNextRuns) {
     }
     CHECK(rank.agreement.Leave().ok(), "");
   });
+}
+
+// Rank 1 learns that its run was cancelled when the run's last collective has run already.
+TEST(WhatIsCancelledTooLateFailsTheRestOfThatRunAndNothingElse) {
+  OnRanks(3, [](Rank& rank, int number) {
+    for (int step = 0; step < 5; ++step) {
+      const int64_t run = 10 * step + number + 1;  // another number on each rank
+      rank.Submit(Sum("loss", 1, step % 2 == 0, run));
+      rank.MustRun("loss");
+      if (number == 1) rank.Cancel(Sum("loss", 1, step % 2 == 0, run));
+      if (number == 2) rank.Submit(Sum("more of it", 1, step % 2 == 0, run));
+      if (number != 2) rank.Submit(Sum("metric", 1, true, run + 5));
+      if (number == 2) {
+        rank.MustFail("more of it", "rank 1 has cancelled loss");
+        rank.Submit(Sum("metric", 1, true, run + 5));
+      }
+      rank.MustRun("metric");
+      rank.Submit(Sum("loss", 1, true));
+      rank.MustRun("loss");
+    }
+  });
+}
+
+TEST(WhatOneThreadCancelsLeavesThoseOfOthersAlone) {
+  OnRanks(3, [](Rank& rank, int number) {
+    for (int step = 0; step < 5; ++step) {
+      const auto from = [&](const std::string& thread, int64_t run) {
+        Request request = Sum("step", 3, true, 100 * step + 10 * run + number);
+        request.stream = thread;
+        return request;
+      };
+      const bool late = step % 2 == 0;  // the others ask for it when they have heard
+      if (number == 1) {
+        rank.Submit(from("generator", 1));
+        rank.Cancel(from("generator", 1));
+      } else if (!late) {
+        rank.Submit(from("generator", 1));
+      }
+      rank.Submit(from("discriminator", 2));
+      if (number != 1 && !late) rank.MustFail("step", "rank 1 has cancelled step");
+      rank.MustRun("step");
+      if (number != 1 && late) {
+        rank.Submit(from("generator", 1));
+        rank.MustFail("step", "rank 1 has cancelled step");
+      }
+      rank.Submit(from("generator", 3));
+      rank.MustRun("step");
+    }
+  });
+}
+
+// Rank 0 could ask for "second" of its next run, while rank 2 still has that of the cancelled one.
+TEST(WhatMayBeOfACancelledRunIsHeldUntilItIsKnown) {
+  OnRanks(3, [](Rank& rank, int number) {
+    for (int step = 0; step < 5; ++step) {
+      const auto ask = [&](const std::string& name, int64_t run) {
+        return Sum(name, 3, false, 100 * step + 10 * run + number);
+      };
+      if (number == 1) {
+        rank.Submit(ask("first", 1));
+        rank.Cancel(ask("first", 1));
+      } else {
+        rank.Submit(ask(number == 0 ? "first" : "second", 1));
+        std::string ran;
+        if (number == 0) rank.MustFail("first", "rank 1 has cancelled first");
+        if (number == 2) {
+          CHECK(rank.Next(&ran).code() == Code::kInternal, "it is held: " + ran);
+          CHECK(rank.runs.HeldUntil().has_value(), "");
+          rank.Submit(ask("first", 1));
+          rank.MustFail("second", "rank 1 has cancelled first");
+          rank.MustFail("first", "rank 1 has cancelled first");
+        }
+      }
+      rank.Submit(ask("second", 2));
+      rank.MustRun("second");
+      rank.Submit(ask("first", 2));
+      rank.MustRun("first");
+    }
+  });
+}
+
+TEST(WhatIsHeldFailsWhenNothingElseComesOrItsRankCancelsItToo) {
+  RequestQueue queue(false);
+  GraphRuns runs(&queue, std::chrono::hours(1));
+  CancelledRun cancelled;
+  cancelled.pending = {{{"AllReduce \"first\"", false, ""}, 0}};
+  cancelled.reason = "rank 1 has cancelled it";
+  for (const bool here : {false, true}) {
+    runs.CancelElsewhere(cancelled);
+    Status ended;
+    Request second = Sum("second", 1, false, here ? 8 : 7);
+    second.done = [&](const Status& status) { ended = status; };
+    second.cancelled = std::make_shared<std::atomic<bool>>(here);
+    runs.Add(second);
+    CHECK(queue.empty() && runs.HeldUntil(), "it is not held");
+    runs.Add(Sum("eager", 1, false));
+    CHECK(!queue.empty(), "it is of no run");
+    (void)queue.Next(false);
+    (void)queue.Take();
+    here ? runs.DropHeld() : runs.FailHeld();
+    CHECK(ended.code() == (here ? Code::kCancelled : Code::kFailedPrecondition), ended.message());
+    CHECK(!runs.HeldUntil(), "");
+    runs.Add(Sum("first", 1, false, 9));
+    CHECK(!queue.empty(), "a run fails once");
+    (void)queue.Next(false);
+    (void)queue.Take();
+  }
+  runs.CancelElsewhere(cancelled);
+  runs.Ran(11);
+  runs.Add(Sum("first", 1, false, 11));
+  CHECK(!queue.empty(), "a run that has had a collective is not the cancelled one");
+  (void)queue.Next(false);
+  (void)queue.Take();
+  runs.CancelElsewhere(cancelled);
+  Request join;
+  join.kind = Request::Kind::kJoin;
+  runs.Add(join);
+  runs.Add(Sum("first", 1, false, 10));
+  CHECK(queue.pending().size() == 2, "the run ended here before it joined");
+}
+
+TEST(RanksThatCancelTheSameRunFailNothingElse) {
+  OnRanks(3, [](Rank& rank, int number) {
+    for (int step = 0; step < 6; ++step) {
+      const bool ordered = step % 2 == 0;
+      const auto ask = [&](const std::string& name, int64_t run) {
+        return Sum(name, 3, ordered, 100 * step + 10 * run + number);
+      };
+      // Each has heard of another part of it; rank 2 of all.
+      rank.Submit(ask(number == 1 && !ordered ? "second" : "first", 1));
+      if (number > 0) rank.Submit(ask(number == 1 && !ordered ? "third" : "second", 1));
+      if (number < 2) rank.Cancel(rank.queue.pending().front());
+      if (number == 2) {
+        rank.MustFail("first", "has cancelled");
+        rank.MustFail("second", "has cancelled");
+      }
+      for (const char* name : {"first", "second", "third"}) {
+        rank.Submit(ask(name, 2));
+        rank.MustRun(name);
+      }
+      CHECK(!rank.agreement.HasCancelNotice(), "all know");
+    }
+  });
+}
+
+// What comes before it in its stream, and has not been cancelled, runs.
+TEST(AnEarlierRequestOfTheStreamIsNotTakenForTheCancelledOne) {
+  OnRanks(2, [](Rank& rank, int number) {
+    rank.Submit(Sum("gradient", 3));
+    rank.Submit(Sum("gradient", 3, true, 10 + number));
+    if (number == 1) rank.Cancel(rank.queue.pending().back());
+    if (number == 0) rank.MustFail("gradient", "rank 1 has cancelled gradient");
+    rank.MustRun("gradient");
+    rank.Submit(Sum("gradient", 3, true, 20 + number));
+    rank.MustRun("gradient");
+  });
+}
+
+// Rank 1 reports that it lacks "checked", then gets it: its proposal is under way when rank 0 drops
+// its own.
+TIMED_TEST(AProposalThatCrossesAResponseIsNotCountedInTheNextRound) {
+  using std::chrono::milliseconds;
+  for (const bool other : {false, true}) {
+    Mailboxes mailboxes;
+    mailboxes.takes = [](int from, int, const std::string& message) {
+      if (from == 0) return milliseconds(0);
+      const bool proposes = message.find("checked\n") != std::string::npos;
+      return milliseconds(pace * (proposes ? 300 : message[0] == 'I' ? 100 : 0));
+    };
+    const auto run = [&](HostGroup& group) {
+      const int number = group.rank();
+      Rank rank(&group, &mailboxes, true, Paced(4));
+      Request check = Sum("checked", 1, other);
+      check.optional = true;
+      std::string ran;
+      rank.Submit(number == 0 ? check : Sum("average", 1, false));
+      const auto begin = std::chrono::steady_clock::now();
+      bool added = false;
+      // After the report, which is due after a fourth of the limit, and before it arrives. Of an
+      // ordered stream what comes first takes the place of the choice.
+      const Status status = rank.Next(&ran, [&] {
+        if (added || std::chrono::steady_clock::now() < begin + milliseconds(pace * 1030)) return;
+        added = true;
+        if (other) rank.Submit(Sum("not checked", 1));
+        rank.Submit(check);
+      });
+      if (number == 1 && other) {
+        CHECK(status.ok() && ran == "average", ran + ": " + status.message());
+        (void)rank.queue.Extract([](const Request& one) { return one.ordered; });
+      } else {
+        CHECK(status.code() == Code::kUnavailable, ran + ": " + status.message());
+        if (ran.empty()) rank.queue.Follow({});
+        usleep(static_cast<useconds_t>(pace * 300'000));
+        if (number == 0) rank.Submit(Sum("average", 1, false));
+        rank.MustRun("average");
+      }
+      for (int round = 0; round < 3; ++round) {  // in another order on each
+        for (int i = 0; i < 2; ++i) rank.Submit(Sum(i == number ? "a" : "b", 1, false));
+      }
+      for (int round = 0; round < 6; ++round) {
+        const Status next = rank.Next(&ran);
+        CHECK(next.ok(), ran + ": " + next.message());
+      }
+      CHECK(mailboxes.Left() <= 1, std::to_string(mailboxes.Left()));
+    };
+    RunThreads(2, run, 4);
+  }
 }
 
 TEST(RanksThatJoinHearWhatTheOthersRun) {

@@ -37,9 +37,9 @@ TESTED = [
     *(
         SOURCES / "runtime" / f"{name}.cc"
         for name in (
-            *("agreement", "description", "engine", "fused_allreduce", "gather", "inline_request"),
-            *("process_sets", "progress", "proposal", "recorder", "request_queue", "statistics"),
-            *("teams", "timeline"),
+            *("agreement", "cancelled_run", "description", "engine", "fused_allreduce", "gather"),
+            *("graph_runs", "inline_request", "process_sets", "progress", "proposal", "recorder"),
+            *("request_queue", "statistics", "teams", "timeline"),
         )
     ),
     *sorted(HERE.glob("*.cc")),

@@ -7,6 +7,7 @@
 #include "runtime/description.h"
 #include "runtime/proposal.h"
 
+using ddl::CancelledRun;
 using ddl::Decision;
 using ddl::Proposal;
 using ddl::Request;
@@ -34,12 +35,11 @@ Request From(const std::string& stream, const std::string& name) {
   return request;
 }
 
-Proposal Proposed(const Request& request, int64_t generation = 0) {
+Proposal Proposed(const Request& request, const std::vector<CancelledRun>& cancelled = {}) {
   Proposal proposal;
   proposal.kind = request.ordered ? Proposal::Kind::kOrdered : Proposal::Kind::kUnordered;
   proposal.description = Describe(request);
-  proposal.generation = generation;
-  if (generation > 0) proposal.reason = "cancelled " + std::to_string(generation);
+  proposal.cancelled = cancelled;
   return proposal;
 }
 
@@ -304,21 +304,50 @@ TEST(OrderedStreamsDifferInOrderAlone) {
   }
 }
 
-TEST(WhatARankHasCancelledFailsOnTheOthers) {
+CancelledRun Cancelled(int rank, int64_t position, const std::vector<RequestId>& pending = {}) {
+  CancelledRun run;
+  run.position = position;
+  for (const RequestId& id : pending) run.pending.push_back({id, 2});
+  run.reason = "rank " + std::to_string(rank) + " has cancelled it";
+  run.ranks = {rank};
+  return run;
+}
+
+TEST(RanksLearnWhatOthersHaveCancelled) {
   using Kind = Decision::Kind;
-  Decision decision = ddl::Decide({Proposed(Ask("a"), 1), Proposed(Ask("a")), Proposed(Ask("b"))});
-  CHECK(decision.kind == Kind::kStale && decision.generation == 1, "");
-  CHECK(decision.converged && decision.reason == "cancelled 1", decision.reason);
-  decision = ddl::Decide({Proposed(Ask("a"), 2), Proposed(Ask("a")), Proposed(Ask("a"), 1)});
-  CHECK(decision.kind == Kind::kStale && !decision.converged, "rank 1 has another run to cancel");
+  const CancelledRun late = Cancelled(0, 7);
+  Decision decision =
+      ddl::Decide({Proposed(Ask("a"), {late}), Proposed(Ask("a")), Proposed(Ask("b"))});
+  CHECK(decision.kind == Kind::kCancelled && decision.cancelled.size() == 1, "");
+  CHECK(decision.cancelled[0].reason == "rank 0 has cancelled it", decision.cancelled[0].reason);
+  decision = ddl::Decide({Proposed(Ask("a"), {late}), Proposed(Ask("a"), {Cancelled(1, 7)})});
+  CHECK(decision.kind == Kind::kRun, "each has cancelled the same, and nobody has to be told");
   Proposal notice;
   notice.kind = Proposal::Kind::kCancelNotice;
-  notice.generation = 1;
-  CHECK(ddl::Decide({Proposed(Ask("a")), notice}).kind == Kind::kStale, "");
-  CHECK(ddl::Decide({Proposed(Ask("a"), 1), notice}).kind == Kind::kStale, "it has been received");
-  const Proposal copy = Proposal::Decode(Proposed(From("x", "a\nb"), 7).Encode());
-  CHECK(copy.generation == 7 && copy.reason == "cancelled 7", copy.reason);
-  CHECK(copy.description == Describe(From("x", "a\nb")), copy.description);
+  notice.cancelled = {late};
+  CHECK(ddl::Decide({Proposed(Ask("a")), notice}).kind == Kind::kCancelled, "");
+  CHECK(ddl::Decide({Proposed(Ask("a"), {late}), notice}).kind == Kind::kCancelled, "");
+
+  // Two of rank 0; of rank 1 the second of them, as it knows that, and one more.
+  const std::vector<CancelledRun> first = {late, Cancelled(0, -1, {At("a"), At("b")})};
+  const std::vector<CancelledRun> second = {Cancelled(1, -1, {At("b"), At("c")}), Cancelled(1, 9)};
+  decision = ddl::Decide({Proposed(Ask("a"), first), Proposed(Ask("a"), second)});
+  CHECK(decision.cancelled.size() == 3, std::to_string(decision.cancelled.size()));
+  CHECK(decision.cancelled[1].ranks == std::vector<int>({0, 1}), "");
+  CHECK(decision.cancelled[1].pending.size() == 3, "");
+  CHECK(decision.cancelled[2].position == 9, "");
+}
+
+TEST(WhatIsProposedIsReadAsItWasSent) {
+  const std::vector<CancelledRun> two = {Cancelled(3, 7), Cancelled(4, -1, {At("p"), At("q")})};
+  Proposal sent = Proposed(From("x", "a\nb"), two);
+  sent.round = 5;
+  const Proposal read = Proposal::Decode(sent.Encode());
+  CHECK(read.kind == sent.kind && read.round == 5, std::to_string(read.round));
+  CHECK(ddl::Encode(read.cancelled) == ddl::Encode(sent.cancelled), ddl::Encode(read.cancelled));
+  CHECK(read.cancelled[1].ranks == std::vector<int>{4}, "");
+  CHECK(read.cancelled[1].pending[1].id.title == "AllReduce \"q\"", "");
+  CHECK(read.description == Describe(From("x", "a\nb")), read.description);
 }
 
 TEST(RanksThatHaveJoinedTakePartInWhatTheOthersRun) {

@@ -263,6 +263,76 @@ def tf1_a_step_that_times_out_is_given_up_everywhere() -> None:
         )
 
 
+def _broken(seconds: np.ndarray) -> np.float32:
+    """Takes so long; fails if it is negative."""
+    time.sleep(abs(float(seconds)))
+    if seconds < 0:
+        raise ValueError("bad record")
+    return np.float32(0)
+
+
+@check
+def a_step_that_fails_while_it_is_reduced_does_not_shift_those_after_it() -> None:
+    @tf.function
+    def step(value: tf.Tensor, seconds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        beside = tf.numpy_function(_broken, [seconds], tf.float32, stateful=False)
+        return collectives.allreduce(value, average=False), beside
+
+    def total(number: int, seconds: float) -> float | None:
+        value = tf.fill([8_000_000], float(2**number))
+        try:
+            return float(step(value, tf.constant(seconds))[0][0])
+        except tf.errors.OpError:
+            return None
+
+    total(0, 0.0)
+    ddl.barrier("all have traced it")
+    begin = time.monotonic()
+    total(0, 0.0)
+    took_s = float(ddl.allreduce(tf.constant(time.monotonic() - begin), name="took"))
+    for number in range(12):
+        # On rank 0 every other one fails: before, while, or after it is reduced.
+        fails = RANK == 0 and number % 2 == 1
+        seconds = -took_s * (0.2 + number / 10) if fails else 0.0
+        got = total(number, seconds)
+        assert got in (None, SIZE * 2.0**number), f"{number}: {got}"
+        assert got is None or not fails, number
+        assert got is not None or number % 2 == 1, f"{number}: nothing failed in it"
+    assert float(ddl.allreduce(tf.constant(3.0), average=False)) == 3 * SIZE
+
+
+@check
+def a_step_that_a_thread_cancels_leaves_the_other_threads_alone() -> None:
+    def generator() -> list[float | None]:
+        @tf.function
+        def step(value: tf.Tensor, seconds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            beside = tf.numpy_function(_broken, [seconds], tf.float32, stateful=False)
+            return collectives.allreduce(value, average=False), beside
+
+        got: list[float | None] = []
+        for number in range(4):
+            time.sleep(0.4 * SLOWNESS if RANK == 0 else 0.0)  # it comes when the others wait
+            fails = RANK == SIZE - 1 and number == 1 and SIZE > 1
+            try:
+                seconds = tf.constant(-0.1 if fails else 0.0)
+                got.append(float(step(tf.constant(float(number)), seconds)[0]))
+            except tf.errors.OpError:
+                got.append(None)
+        return got
+
+    def discriminator() -> list[float]:
+        @tf.function
+        def step(value: tf.Tensor) -> tf.Tensor:
+            return collectives.allreduce(value, average=False)
+
+        return [float(step(tf.constant(float(number)))) for number in range(200)]
+
+    generated, discriminated = in_threads(generator, discriminator, names=("gen", "disc"))
+    failed = [None] if SIZE > 1 else [1.0]
+    assert generated == [0.0, *failed, 2.0 * SIZE, 3.0 * SIZE], generated
+    assert discriminated == [float(number * SIZE) for number in range(200)]
+
+
 @check
 def ranks_without_data_join_and_averages_are_of_the_others() -> None:
     def steps_of(rank: int, epoch: int) -> int:

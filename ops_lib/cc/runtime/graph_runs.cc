@@ -1,0 +1,206 @@
+#include "runtime/graph_runs.h"
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <utility>
+
+#include "runtime/description.h"
+
+namespace ddl {
+namespace {
+
+using Pending = CancelledRun::Pending;
+
+// Requests of a run that has failed may still be submitted, by an executor that does not know yet.
+constexpr size_t kFailedRemembered = 256;
+// A run that has had none of so many collectives is known by what is pending.
+constexpr int64_t kCollectivesRemembered = 4096;
+
+Status CancelledBy(const std::string& reason, const std::string& title) {
+  return Status(Code::kFailedPrecondition, title + ": " + reason);
+}
+
+}  // namespace
+
+GraphRuns::GraphRuns(RequestQueue* queue, Clock::duration most_held)
+    : queue_(queue), most_held_(most_held), ran_(kCollectivesRemembered) {}
+
+void GraphRuns::Ran(int64_t run) { ran_[ran_count_++ % kCollectivesRemembered] = run; }
+
+bool GraphRuns::HasFailed(int64_t run) const {
+  return run != 0 && std::any_of(failed_.begin(), failed_.end(),
+                                 [run](const FailedRun& failed) { return failed.run == run; });
+}
+
+void GraphRuns::Fail(int64_t run, const Status& status) {
+  if (run == 0 || HasFailed(run)) return;
+  failed_.push_back({run, status});
+  if (failed_.size() > kFailedRemembered) failed_.pop_front();
+  const auto of_it = [run](const Request& request) { return request.run == run; };
+  for (Request& request : queue_->Extract(of_it)) request.done(status);
+  const auto kept = std::stable_partition(held_.begin(), held_.end(), std::not_fn(of_it));
+  std::vector<Request> failed(std::make_move_iterator(kept), std::make_move_iterator(held_.end()));
+  held_.erase(kept, held_.end());
+  for (Request& request : failed) request.done(status);
+}
+
+void GraphRuns::Add(Request request) {
+  for (const FailedRun& failed : failed_) {
+    if (request.run == 0 || failed.run != request.run) continue;
+    request.done(failed.status);
+    return;
+  }
+  if (request.kind == Request::Kind::kJoin) {  // nothing of those runs comes any more
+    awaited_.clear();
+    Release();
+  }
+  for (auto awaited = awaited_.begin(); awaited != awaited_.end();) {
+    if (IsOf(request, &*awaited)) {
+      const Status status = CancelledBy(awaited->reason, Title(request));
+      awaited_.erase(awaited);
+      if (PositionOf(request.run) >= 0) {  // a later run: that one ended here before it
+        Release();
+        break;
+      }
+      Fail(request.run, status);
+      request.done(status);
+      Release();
+      return;
+    }
+    awaited = awaited->pending.empty() ? awaited_.erase(awaited) : awaited + 1;
+  }
+  if (HoldingOf(request) != awaited_.end()) {
+    Hold(std::move(request));
+  } else {
+    queue_->Add(std::move(request));
+  }
+}
+
+int64_t GraphRuns::PositionOf(int64_t run) const {
+  const int64_t oldest = std::max<int64_t>(0, ran_count_ - kCollectivesRemembered);
+  for (int64_t at = ran_count_ - 1; at >= oldest && run != 0; --at) {
+    if (ran_[at % kCollectivesRemembered] == run) return at;
+  }
+  return -1;
+}
+
+CancelledRun GraphRuns::Identify(const Request& request) const {
+  CancelledRun run;
+  run.position = PositionOf(request.run);
+  if (run.position >= 0) return run;
+  const std::deque<Request>& pending = queue_->pending();
+  for (auto one = pending.begin(); one != pending.end(); ++one) {
+    const bool of_it = request.run == 0 ? &*one == &request : one->run == request.run;
+    if (!of_it) continue;
+    Pending identified{{Title(*one), one->ordered, one->stream}, 0};
+    if (one->ordered) {
+      const auto before = [&](const Request& other) {
+        return other.ordered && other.stream == one->stream;
+      };
+      const auto ours = std::find_if(pending.begin(), one, [&](const Request& other) {
+        return before(other) && other.run == request.run;
+      });
+      if (request.run != 0 && ours != one) continue;
+      identified.ahead = std::count_if(pending.begin(), one, before);
+    }
+    run.pending.push_back(std::move(identified));
+  }
+  return run;
+}
+
+void GraphRuns::CancelElsewhere(const CancelledRun& run) {
+  if (run.position >= 0) {
+    if (run.position >= ran_count_ - kCollectivesRemembered) {
+      Fail(ran_[run.position % kCollectivesRemembered],
+           Status(Code::kFailedPrecondition, run.reason));
+    }
+    return;
+  }
+  Awaited awaited{run.pending, run.reason};
+  bool joined = false;  // then nothing more comes
+  for (const Request& request : queue_->pending()) {
+    joined = joined || request.kind == Request::Kind::kJoin;
+    if (!IsOf(request, &awaited)) continue;
+    const Status status = CancelledBy(awaited.reason, Title(request));
+    if (request.run != 0) {
+      Fail(request.run, status);
+    } else {
+      const auto is_it = [&](const Request& one) { return &one == &request; };
+      for (Request& one : queue_->Extract(is_it)) one.done(status);
+    }
+    return;
+  }
+  if (awaited.pending.empty() || joined) return;
+  awaited_.push_back(std::move(awaited));
+  const auto held = [this](const Request& one) { return HoldingOf(one) != awaited_.end(); };
+  for (Request& request : queue_->Extract(held)) Hold(std::move(request));
+}
+
+bool GraphRuns::IsOf(const Request& request, Awaited* awaited) {
+  for (auto one = awaited->pending.begin(); one != awaited->pending.end();) {
+    const bool same_title = one->id.title == Title(request);
+    if (one->id.stream != request.stream || (one->id.ordered && !request.ordered)) {
+      ++one;
+    } else if (!one->id.ordered) {
+      if (same_title) return true;
+      ++one;
+    } else if (one->ahead > 0) {
+      --one->ahead;
+      ++one;
+    } else if (same_title) {
+      return true;
+    } else {
+      one = awaited->pending.erase(one);  // the run ended here before it
+    }
+  }
+  return false;
+}
+
+std::vector<GraphRuns::Awaited>::iterator GraphRuns::HoldingOf(const Request& request) {
+  if (request.ordered || request.run == 0) return awaited_.end();
+  return std::find_if(awaited_.begin(), awaited_.end(), [&](const Awaited& awaited) {
+    return std::any_of(awaited.pending.begin(), awaited.pending.end(), [&](const Pending& one) {
+      return !one.id.ordered && one.id.stream == request.stream;
+    });
+  });
+}
+
+void GraphRuns::Hold(Request request) {
+  if (held_.empty()) held_since_ = Clock::now();
+  held_.push_back(std::move(request));
+}
+
+std::optional<GraphRuns::Clock::time_point> GraphRuns::HeldUntil() const {
+  if (held_.empty()) return std::nullopt;
+  return held_since_ + most_held_;
+}
+
+void GraphRuns::FailHeld() {
+  const Request& oldest = held_.front();
+  const auto holding = HoldingOf(oldest);
+  const Status status = CancelledBy(holding->reason, Title(oldest));
+  awaited_.erase(holding);
+  Fail(oldest.run, status);
+  Release();
+}
+
+void GraphRuns::DropHeld() {
+  while (true) {
+    const auto cancelled = std::find_if(held_.begin(), held_.end(),
+                                        [](const Request& one) { return one.IsCancelled(); });
+    if (cancelled == held_.end()) return;
+    awaited_.erase(HoldingOf(*cancelled));
+    Fail(cancelled->run,
+         Status(Code::kCancelled, Title(*cancelled) + ": its run was cancelled."));
+    Release();
+  }
+}
+
+void GraphRuns::Release() {
+  std::vector<Request> held;
+  held.swap(held_);
+  for (Request& request : held) Add(std::move(request));
+}
+
+}  // namespace ddl
