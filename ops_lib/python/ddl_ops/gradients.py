@@ -24,6 +24,8 @@ from ddl_ops.program_order import keeps_order
 _COMPRESSED = (tf.float32, tf.float64)
 # The attribute by which a gradient is known to have been reduced.
 _REDUCED = "_ddl_reduced"
+# The attribute of a variable whose gradient a tape has combined over the ranks.
+_COMBINED = "_ddl_combined_by_tape"
 # More elements than metrics that are averaged in one tensor.
 _FEW = 8
 # More gradients that are None than these are compared by a checksum.
@@ -41,8 +43,9 @@ def note_gradients() -> None:
     All go this way: of tapes, in tf.functions too, and of TensorFlow 1 graphs; Keras's fit(), and
     whatever optimizer applies them.
     """
-    for owner, name in ((backprop.GradientTape, "gradient"), (gradients_util, "_GradientsHelper")):
-        setattr(owner, name, _noted(getattr(owner, name)))
+    tape: Any = backprop.GradientTape
+    tape.gradient = _of_tape(_noted(tape.gradient))
+    gradients_util._GradientsHelper = _noted(gradients_util._GradientsHelper)
     train_ops = tf.compat.v1.get_default_graph().get_collection(tf.compat.v1.GraphKeys.TRAIN_OP)
     if train_ops:  # made before
         averaging.computed_gradients()
@@ -59,6 +62,36 @@ def _noted(compute: Callable[..., Any]) -> Callable[..., Any]:
         return computed
 
     return noted
+
+
+def _of_tape(compute: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(compute)
+    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        note_combined(sources, False)
+        return compute(self, target, sources, *args, **kwargs)
+
+    return gradient
+
+
+def note_combined(sources: Any, combined: bool = True) -> None:
+    """A tape has computed gradients of these, in whatever structure, and combined them or not."""
+    for source in map(_within, tf.nest.flatten(sources)):
+        if isinstance(source, tf.Variable) and combined != was_combined(source):
+            setattr(source, _COMBINED, combined)
+
+
+def was_combined(variable: Any) -> bool:
+    """Whether the gradient that a tape computed last for this variable was combined by it.
+
+    What the script has made of it since, by clipping say, is combined too, but bears no mark.
+    """
+    return getattr(_within(variable), _COMBINED, False)
+
+
+def _within(variable: Any) -> Any:
+    """TensorFlow's variable within one of Keras 3."""
+    value = getattr(variable, "value", None)
+    return value if isinstance(value, tf.Variable) else variable
 
 
 def note_averaged(tensors: Iterable[Any]) -> None:

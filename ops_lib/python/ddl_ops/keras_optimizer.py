@@ -81,7 +81,7 @@ def distribute(
     _redirect(optimizer)
     _hook_from_config(_owner(type(optimizer), "from_config"))
     _hook_loss_scaling()
-    _hook_compile()
+    hook_compile()
     return optimizer
 
 
@@ -97,7 +97,7 @@ def mark_distributed(
     _distributed_after_all(optimizer)
     if keras.__version__.startswith("3."):  # else, in TensorFlow 1 mode, it is Keras 2
         _hook_loss_scaling()
-        _hook_compile()
+        hook_compile()
 
 
 def reduced_outside(optimizer: Any) -> bool:
@@ -114,9 +114,11 @@ def is_distributed(optimizer: Any) -> bool:
 def _accumulate(optimizer: Any, steps: int) -> None:
     if steps < 1:
         raise ValueError(f"backward_passes_per_step is {steps}. Pass 1 or more.")
-    if hasattr(optimizer, "inner_optimizer"):
+    several = isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ()))
+    if several or hasattr(optimizer, "inner_optimizer"):
+        within = "each optimizer within it" if several else "the optimizer within it"
         raise ValueError(
-            "A LossScaleOptimizer does not accumulate gradients. Give the optimizer within it "
+            f"A {type(optimizer).__name__} does not accumulate gradients. Give {within} "
             f"gradient_accumulation_steps={steps}."
         )
     if optimizer.built or optimizer.gradient_accumulation_steps:
@@ -394,23 +396,33 @@ def _warn_apart(optimizer: str) -> None:
 
 
 @functools.cache
-def _hook_compile() -> None:
+def hook_compile() -> None:
+    """Leaves XLA out of models of a rank: it cannot compile what communicates.
+
+    That may be the optimizer, a train_step(), a layer or a metric, so none is compiled where
+    nobody asks for it; and with a distributed optimizer none at all.
+    """
     # Where it is defined: Keras takes a compile() that a class overrides for the user's own, and
     # then does not compile models that it loads.
     owner: Any = _owner(keras.Model, "compile")
     compile_original: Callable[..., Any] = owner.compile
+    signature = inspect.signature(compile_original)
 
     @functools.wraps(compile_original)
     def compile_distributed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        compiled = compile_original(self, *args, **kwargs)
+        given = signature.bind(self, *args, **kwargs)
+        wanted = given.arguments.get("jit_compile", "auto")
+        if wanted == "auto" and PLACEMENT.launched:
+            given.arguments["jit_compile"] = False  # "auto" is True where there is a GPU
+        compiled = compile_original(*given.args, **given.kwargs)
         if is_distributed(getattr(self, "optimizer", None)) and self.jit_compile:
-            if kwargs.get("jit_compile") is True:
+            if wanted is True:
                 warnings.warn(
                     "jit_compile=True is turned off: XLA cannot compile the reduction of gradients "
                     "over ranks. Compile the layers instead: tf.function(jit_compile=True).",
                     stacklevel=2,
                 )
-            self.jit_compile = False  # "auto" turns it on where there is a GPU
+            self.jit_compile = False
         return compiled
 
     owner.compile = compile_distributed

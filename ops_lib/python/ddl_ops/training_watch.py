@@ -11,6 +11,8 @@ from ddl_ops.environment import PLACEMENT
 def look_after_training() -> None:
     """Ranks that do not average are warned of, where Keras says so, and known at the end.
 
+    Keras compiles no model by XLA, which has none of our ops, unless the script asks for it.
+
     May be called again, once the script has imported Keras.
     """
     gradients.note_gradients()
@@ -23,6 +25,8 @@ def look_after_training() -> None:
     if PLACEMENT.size > 1:
         written_files.tell_of_c_code()
     if keras_3:
+        from ddl_ops.keras_optimizer import hook_compile
         from ddl_ops.keras_weight_notes import hook_fit
 
+        hook_compile()
         hook_fit()

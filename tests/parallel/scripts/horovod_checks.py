@@ -5,7 +5,10 @@ Inputs differ by rank and index. What each rank has is compared by ddl's own mea
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
+import io
 import os
 import pickle
 import signal
@@ -23,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 from autograph import rewritten
 from ddl_ops import averaging, lifecycle, preemption
+from horovod._keras.optimizer import make_variables
 from horovod.common import elastic
 from speech import RANK, SIZE, say
 
@@ -497,6 +501,30 @@ def batches_are_normalised_by_the_moments_of_all() -> None:
 
 
 @check
+def models_with_the_layer_of_all_moments_load_in_a_rank() -> None:
+    optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model = keras.Sequential([keras.Input([4]), hvd.SyncBatchNormalization()])
+    model.compile(optimizer, "mse")
+    model.train_on_batch(rows()[0], rows()[0])
+    path = f"{tempfile.mkdtemp()}/model.keras"
+    model.save(path)
+    for front_end in (horovod.keras, hvd_keras):
+        loaded = front_end.load_model(path)
+        assert type(loaded.layers[0]) is hvd.SyncBatchNormalization
+        assert alike(loaded.get_weights())
+
+
+@check
+def the_end_of_the_warm_up_is_said_on_rank_0() -> None:
+    model = model_of(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    warm_up = hvd_keras.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2, verbose=1)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        model.fit(*rows(), epochs=3, verbose=0, callbacks=[warm_up])
+    expected = "\nEpoch 2: finished gradual learning rate warmup to 0.1.\n"
+    assert said.getvalue() == ("" if RANK else expected), said.getvalue()
+
+
+@check
 def gradients_of_several_passes_are_added_up_first() -> None:
     for average in (False, True):
         seen, iterations = five_passes(average)
@@ -580,6 +608,65 @@ def clipped_gradients_of_keras_2_are_combined_once() -> None:
                     run()
                     expected = -of_update * (done // passes)
                     assert np.isclose(weight, expected), (kinds, op, passes, done, weight)
+
+
+@check
+def what_a_tape_has_combined_is_applied_as_it_is() -> None:
+    """Clipped or not, and at each pass, as by Horovod's apply_gradients."""
+    distributed = functools.partial(hvd_keras.DistributedOptimizer, op=hvd.Sum)
+    kinds = [keras.optimizers.SGD]
+    made = {"scaled": lambda: keras.optimizers.LossScaleOptimizer(distributed(kinds[0](1.0)))}
+    if importlib.util.find_spec("tf_keras") is not None:  # pip install -r requirements/legacy.txt
+        import tf_keras
+
+        kinds += [tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD]
+    for kind in kinds:
+        for passes in (1, 2):
+            made[f"{kind.__module__}, {passes} passes"] = lambda kind=kind, passes=passes: (
+                distributed(kind(1.0), backward_passes_per_step=passes)
+            )
+    changes = (
+        lambda gradients: gradients,
+        lambda gradients: tf.clip_by_global_norm(gradients, 1e9)[0],
+        lambda gradients: [tf.Variable(one) for one in gradients],
+        lambda gradients: [one.numpy() for one in gradients],
+    )
+    for name, make in made.items():
+        for number, change in enumerate(changes):
+            for graphs in ("none", "one", "of the tape") if number < 2 else ("none",):
+                optimizer, weight = make(), tf.Variable(0.0)
+                make_variables(optimizer, [weight])
+
+                def compute(optimizer=optimizer, weight=weight, change=change) -> list:
+                    with tf.GradientTape() as tape:
+                        loss = weight * (RANK + 1.0)
+                        if hasattr(optimizer, "scale_loss"):
+                            loss = optimizer.scale_loss(loss)
+                    tape = hvd.DistributedGradientTape(tape, op=hvd.Sum)
+                    gradients = tape.gradient(loss, [weight])
+                    return change(gradients)
+
+                def step(compute, optimizer=optimizer, weight=weight) -> None:
+                    optimizer.apply_gradients(zip(compute(), [weight], strict=True))
+
+                run = tf.function(step) if graphs == "one" else step
+                computed = tf.function(compute) if graphs == "of the tape" else compute
+                for done in range(1, 4):
+                    run(computed)
+                    expected = -done * SIZE * MEAN
+                    assert np.isclose(weight, expected), (name, number, graphs, done, weight)
+
+
+@check
+def what_another_tape_computes_after_a_distributed_one_is_combined() -> None:
+    model = model_of(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1), op=hvd.Sum))
+    hvd.broadcast_variables(model.variables, 0)
+    variables = model.trainable_variables
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(rows()[0]))
+    hvd.DistributedGradientTape(tape).gradient(loss, variables)
+    model.fit(*rows(), batch_size=8, verbose=0)
+    assert alike(model.get_weights())
 
 
 @check

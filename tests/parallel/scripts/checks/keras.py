@@ -206,6 +206,37 @@ def keras_wraps_once_and_turns_xla_off() -> None:
 
 
 @check
+def keras_steps_that_average_by_themselves_are_without_xla_by_default() -> None:
+    from keras.src.trainers import trainer
+
+    class Averages(keras.Model):
+        def train_step(self, batch):
+            x, y = batch
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            pairs = ddl.grads_reduce(zip(gradients, self.trainable_variables, strict=True))
+            self.optimizer.apply_gradients(pairs)
+            return {"loss": loss}
+
+    x, y = (my_part(one) for one in whole_batch())
+    resolve = trainer.Trainer._resolve_auto_jit_compile
+    # As it is on a host with a GPU.
+    trainer.Trainer._resolve_auto_jit_compile = trainer.model_supports_jit
+    try:
+        inputs = keras.Input((5,))
+        model = Averages(inputs, keras.layers.Dense(3, kernel_initializer="ones")(inputs))
+        for options in ({}, {"jit_compile": "auto"}):
+            model.compile(keras.optimizers.SGD(0.1), **options)
+            model.fit(x, y, verbose=0)
+    finally:
+        trainer.Trainer._resolve_auto_jit_compile = resolve
+    assert_same_everywhere(model.get_weights())
+    # Else a model that is saved and loaded is compiled by XLA.
+    assert model.get_compile_config()["jit_compile"] is False
+
+
+@check
 def keras_loss_scaling_reduces_before_it_decides() -> None:
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -346,6 +377,32 @@ def keras_accumulated_gradients_are_reduced_once_for_each_update() -> None:
             assert "Pass 1 or more" in str(error)
         else:
             raise AssertionError("no error")
+
+
+@check
+def keras_several_optimizers_in_one_accumulate_each_by_itself() -> None:
+    def several(**more: int) -> keras.optimizers.Optimizer:
+        first, other = keras.optimizers.SGD(0.5, **more), keras.optimizers.Adam(0.01, **more)
+        return keras.optimizers.MultiOptimizer(
+            keras.optimizers.OptimizerMap(first, {".*bias": other})
+        )
+
+    try:
+        ddl.keras.DistributedOptimizer(several(), backward_passes_per_step=2)
+    except ValueError as error:
+        assert "Give each optimizer within it gradient_accumulation_steps=2" in str(error), error
+    else:
+        raise AssertionError("no error")
+    x, y = whole_batch()
+    together, alone = keras_model(1), keras_model(1)
+    optimizer = ddl.keras.DistributedOptimizer(several(gradient_accumulation_steps=2))
+    together.compile(optimizer, "mse")
+    alone.compile(several(gradient_accumulation_steps=2), "mse")
+    for scale in (1.0, 2.0, -1.0, 0.5):
+        together.train_on_batch(my_part(x * scale), my_part(y))
+        alone.train_on_batch(x * scale, y)
+    for mine, want in zip(together.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, want, rtol=0, atol=1e-6)
 
 
 @check

@@ -222,7 +222,7 @@ class LearningRateWarmup(LearningRateSchedule):
             warmup_epochs: epochs.
             momentum_correction: see LearningRateSchedule.
             steps_per_epoch: where Keras does not know.
-            verbose: 1: says when it is done.
+            verbose: 1: rank 0 says when it is done.
         """
 
         def multiplier(epoch: float) -> float:
@@ -245,7 +245,8 @@ class LearningRateWarmup(LearningRateSchedule):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Logs the rate as `lr`."""
         super().on_epoch_end(epoch, logs)
-        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose:
+        done = self.end_epoch is not None and epoch == self.end_epoch - 1
+        if done and self.verbose and PLACEMENT.rank == 0:
             print(
                 f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}."
             )

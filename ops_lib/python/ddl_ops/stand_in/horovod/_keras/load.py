@@ -8,6 +8,7 @@ from typing import Any
 from horovod._keras.optimizer import distribute
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.gradient_reduction import Reduction
+from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
 
 
 def load_model_of(keras: Any) -> Callable[..., Any]:
@@ -32,7 +33,8 @@ def load_model_of(keras: Any) -> Callable[..., Any]:
         Raises ValueError if it was saved without one.
         """
         del legacy_opts
-        known = {kind.__name__: kind for kind in custom_optimizers or ()}
+        known: dict[str, Any] = {SyncBatchNormalization.__name__: SyncBatchNormalization}
+        known.update({kind.__name__: kind for kind in custom_optimizers or ()})
         known.update(custom_objects or {})
         model = keras.models.load_model(filepath, custom_objects=known)
         optimizer = getattr(model, "optimizer", None)

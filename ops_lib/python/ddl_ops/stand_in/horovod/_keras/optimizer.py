@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from ddl_ops import keras_optimizer
-from ddl_ops.gradients import is_reduced, keeping_marks, mark_reduced
+from ddl_ops.gradients import is_reduced, keeping_marks, mark_reduced, was_combined
 
 from horovod.common.basics import require_initialized
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregation
@@ -136,7 +136,7 @@ class _Distributed:
     def _reduce_at_once(self: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """For loss scaling, whose decision needs what all ranks have."""
         self._refuse_passes()
-        return self._hvd(gradients, variables)
+        return self._hvd(self._marked(gradients, variables), variables)
 
     def _refuse_passes(self: Any) -> None:
         if self._agg_helper is not None:
@@ -173,16 +173,27 @@ class _Distributed:
         gradients = tape.gradient(loss, variables, grad_loss)
         return list(zip(self._allreduce(gradients, variables), variables, strict=True))
 
+    def _marked(self: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """With marks on those that are combined already, also where the script has changed them."""
+        marked = list(gradients)
+        for i, variable in enumerate(variables):
+            if not (self._computed_by_script or was_combined(variable)):
+                continue
+            if not isinstance(marked[i], (tf.Tensor, tf.IndexedSlices, type(None))):
+                # An array has no marks; a variable that the script adds up in would keep its own.
+                marked[i] = tf.convert_to_tensor(marked[i], dtype_hint=variable.dtype)
+            mark_reduced(marked[i])
+        return marked
+
     def _combined(self: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        if self._computed_by_script:
-            for gradient in gradients:
-                mark_reduced(gradient)
+        gradients = self._marked(gradients, variables)
         if all(gradient is None or is_reduced(gradient) for gradient in gradients):
-            return list(gradients)
+            return gradients
         return list(self._allreduce(gradients, variables))
 
     def _update(self: Any, gradients: Sequence[Any], variables: Sequence[Any], update: Any) -> Any:
-        if self._agg_helper is None:
+        # Without a counter it has added up nothing: a tape has combined all that there was.
+        if self._agg_helper is None or self._agg_helper.counter is None:
             with keras_optimizer.within_apply():
                 return update()
         with tf.init_scope():

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
+from ddl_ops.gradients import note_combined
 
 from horovod.common.basics import Average
 from horovod.tensorflow.compression import Compression
@@ -57,6 +58,7 @@ class _DistributedGradientTape(tf.GradientTape):
         del use_generic_names
         gradients = super().gradient(target, sources, output_gradients, **options)
         note_tape()
+        note_combined(sources)
         flat = tf.nest.flatten(gradients)
         reduced = self._hvd(flat, tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(gradients, reduced)
