@@ -658,6 +658,38 @@ def what_a_tape_has_combined_is_applied_as_it_is() -> None:
 
 
 @check
+def gradients_that_a_script_has_reduced_are_applied_as_they_are() -> None:
+    def one_by_one(gradients: list) -> list:
+        return [hvd.allreduce(gradient, op=hvd.Sum) for gradient in gradients]
+
+    kinds = [keras.optimizers.SGD]
+    if importlib.util.find_spec("tf_keras") is not None:
+        import tf_keras
+
+        kinds += [tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD]
+    for kind in kinds:
+        for reduce in (one_by_one, functools.partial(hvd.grouped_allreduce, op=hvd.Sum)):
+            for graph in (False, True):
+                optimizer = hvd_keras.DistributedOptimizer(kind(1.0), op=hvd.Sum)
+                weight, rows = tf.Variable(0.0), tf.Variable(tf.zeros([2, 1]))
+                make_variables(optimizer, [weight, rows])
+
+                def step(optimizer=optimizer, weight=weight, rows=rows, reduce=reduce) -> None:
+                    with tf.GradientTape() as tape:
+                        row = tf.reduce_sum(tf.gather(rows, [1]))
+                        loss = (weight + row) * (RANK + 1.0)
+                    gradients = reduce(tape.gradient(loss, [weight, rows]))
+                    optimizer.apply_gradients(zip(gradients, [weight, rows], strict=True))
+
+                run = tf.function(step) if graph else step
+                for done in range(1, 3):
+                    run()
+                    expected = -done * SIZE * MEAN
+                    assert np.isclose(weight, expected), (kind, reduce, graph, done, weight)
+                    assert np.allclose(rows, [[0.0], [expected]]), (kind, reduce, graph, rows)
+
+
+@check
 def what_another_tape_computes_after_a_distributed_one_is_combined() -> None:
     model = model_of(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1), op=hvd.Sum))
     hvd.broadcast_variables(model.variables, 0)

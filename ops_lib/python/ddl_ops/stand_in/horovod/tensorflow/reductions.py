@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from ddl_ops.gradients import note_averaged
+from ddl_ops.gradients import mark_reduced, note_averaged
 
 from horovod.common.basics import Average, Sum, resolve_op
 from horovod.tensorflow import mpi_ops
@@ -52,12 +52,16 @@ def allreduce(
     note_averaged([tensor])
     if isinstance(tensor, tf.IndexedSlices):
         require_plain(op, prescale_factor, postscale_factor)
-        return allreduce_slices(tensor, op, name, process_set, ignore_name_scope)
+        slices = allreduce_slices(tensor, op, name, process_set, ignore_name_scope)
+        mark_reduced(slices)
+        return slices
     small, context = compression.compress(tf.convert_to_tensor(tensor))
     reduced = mpi_ops._allreduce(
         small, name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set
     )
-    return compression.decompress(reduced, context)
+    result = compression.decompress(reduced, context)
+    mark_reduced(result)  # an optimizer shall not combine it once more
+    return result
 
 
 def require_plain(op: int, prescale_factor: float, postscale_factor: float = 1.0) -> None:
@@ -145,6 +149,8 @@ def grouped_allreduce(
         with tf.control_dependencies(previous):
             reduced[i] = allreduce_slices(tensors[i], op, own, process_set, ignore_name_scope)
         previous = [reduced[i].indices, reduced[i].values]
+    for one in reduced:
+        mark_reduced(one)
     return reduced
 
 
