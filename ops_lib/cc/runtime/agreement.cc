@@ -137,7 +137,10 @@ Status Agreement::Agree(const Request& request, const InlineTensor* tensor, Acti
   if (different) {
     DDL_RETURN_IF_ERROR(AgreeThroughCoordinator(Propose(request), &request, action));
   }
-  if (request.kind == Request::Kind::kJoin) joined_ = action->kind != Action::Kind::kAllJoined;
+  // If all have to propose again, it is as new as it was.
+  if (request.kind == Request::Kind::kJoin && action->kind != Action::Kind::kRetry) {
+    joined_ = action->kind != Action::Kind::kAllJoined;
+  }
   return Status();
 }
 
@@ -188,7 +191,7 @@ Status Agreement::Leave() {
   DDL_RETURN_IF_ERROR(broken_);
   if (communicator_->size() == 1 || left_) return Status();
   left_ = true;
-  while (negotiating_) {
+  if (negotiating_) {
     Proposal proposal;
     proposal.kind = Proposal::Kind::kLeave;
     proposal.round = round_;
@@ -304,12 +307,13 @@ Status Agreement::AgreeAsCoordinator(const Proposal& proposal, const Request* re
       }
     }
     if (leaver >= 0 && active >= 0) {
-      return FailGroup(Status(Code::kFailedPrecondition,
-                         proposals[active].title() + ": rank " + std::to_string(leaver) +
-                             " has already ended its script, but rank " + std::to_string(active) +
-                             " still runs this collective. Let all ranks do the same number "
-                             "of steps, and look for an early exit on rank " +
-                             std::to_string(leaver) + "."));
+      return FailGroup(
+          Status(Code::kFailedPrecondition,
+                 proposals[active].title() + ": rank " + std::to_string(leaver) +
+                     " has already ended its script, but rank " + std::to_string(active) +
+                     " still runs this collective. Let all ranks do the same number of steps, and "
+                     "look for an early exit on rank " +
+                     std::to_string(leaver) + "."));
     }
     if (count == size && all_answered) break;
     const double elapsed_s = backoff.elapsed_s();
@@ -332,11 +336,12 @@ Status Agreement::AgreeAsCoordinator(const Proposal& proposal, const Request* re
         return dropped;
       }
       if (waited_s > timeout_s_ && TimeoutApplies(proposals, arrived)) {
-        return FailGroup(Status(Code::kDeadlineExceeded,
-                           proposals[active].title() + ": " + Missing(arrived) +
-                               " did not come within " + Seconds(timeout_s_) + others +
-                               ". Look for what keeps it busy or blocked; raise "
-                               "DDL_STALL_TIMEOUT if it needs so long."));
+        return FailGroup(
+            Status(Code::kDeadlineExceeded,
+                   proposals[active].title() + ": " + Missing(arrived) + " did not come within " +
+                       Seconds(timeout_s_) + others +
+                       ". Look for what keeps it busy or blocked; raise DDL_STALL_TIMEOUT if it "
+                       "needs so long."));
       }
       if (warnings.Due(waited_s)) {
         LogLine(0, proposals[active].title() + ": waited " + Seconds(waited_s) + " for " +

@@ -90,6 +90,8 @@ class Agreement {
   void CancelRun(CancelledRun run);
   // Whether the others may not know of one: then a kCancelNotice tells them.
   bool HasCancelNotice() const { return !cancelled_.empty() && broken_.ok(); }
+  // Whether an error answers every call.
+  bool IsBroken() const { return !broken_.ok(); }
   // The runs that other ranks have cancelled, and this one has not, since the last call. To be
   // asked for before the next is proposed.
   std::vector<CancelledRun> TakeCancelled() { return std::exchange(cancelled_elsewhere_, {}); }

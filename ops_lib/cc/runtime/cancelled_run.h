@@ -15,12 +15,13 @@ namespace ddl {
 struct CancelledRun {
   struct Pending {
     RequestId id;
-    int64_t ahead = 0;  // ordered ones of its stream, of other runs, that come before it
+    // What comes before it, of other runs: of its stream where it is ordered, else of its name.
+    int64_t ahead = 0;
   };
 
   // Of the last collective that the run has had, counted over all that the ranks have run. -1: none.
   int64_t position = -1;
-  // If it has had none: what was pending of it; of an ordered stream only the first.
+  // If it has had none: what was pending of it; of an ordered stream, or a name, only the first.
   std::vector<Pending> pending;
   std::string reason;      // a sentence for the other ranks
   std::vector<int> ranks;  // that have cancelled it by themselves
@@ -37,7 +38,8 @@ std::vector<CancelledRun> DecodeCancelledRuns(const std::string& text, size_t* a
 // That of `runs` which is `run`, as another rank has cancelled it; their end if there is none.
 //
 // Both ranks may have had other collectives pending. Then it is the one that shares a stream: a
-// thread of the program has one run at a time.
+// thread of the program has one run at a time. (Threads of TensorFlow 1 share one, and their runs
+// are taken for each other here if several are cancelled at once.)
 std::vector<CancelledRun>::iterator FindSame(std::vector<CancelledRun>* runs,
                                              const CancelledRun& run);
 

@@ -34,7 +34,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::microseconds kExpectedWait{200};
 // How often a rank that lacks rank 0's choice polls whether the others still wait for it.
 constexpr std::chrono::milliseconds kMissingPollPeriod{1};
-// See GraphRuns::HeldUntil: longer than the ops of a step take to start one after the other.
+// See GraphRuns::HeldUntil. Mostly what a step asks for first does not take so long to come.
 constexpr double kMostHeldS = 30;
 
 // fork copies the engine's memory, not its thread.
@@ -361,6 +361,7 @@ void Engine::TakeSubmitted() {
     std::swap(cancellations, cancellations_);
   }
   for (const CancelledRun& run : agreement_->TakeCancelled()) runs_->CancelElsewhere(run);
+  if (agreement_->IsBroken()) runs_->AwaitNothing();  // its error is that of what is held as well
   for (Request& request : submitted) {
     cancellations = cancellations || request.IsCancelled();
     runs_->Add(std::move(request));
@@ -403,6 +404,16 @@ bool Engine::Leaving() {
   return state_ == State::kLeaving;
 }
 
+bool Engine::FailHeld(bool leaving) {
+  const std::optional<Clock::time_point> held = runs_->HeldUntil();
+  if (!held || (!leaving && Clock::now() < *held)) return false;
+  LogLine(topology_.rank,
+          "another rank has cancelled a step of which this rank has asked for nothing: what it asks "
+          "for meanwhile, from the same thread, fails with it");
+  runs_->FailHeld();
+  return true;
+}
+
 bool Engine::HasWork() const { return !submitted_.empty() || cancellations_; }
 
 bool Engine::AwaitSubmission(std::optional<Clock::time_point> until) {
@@ -427,10 +438,9 @@ Request* Engine::NextRequest() {
       const bool leaving = Leaving();
       // A rank that leaves needs no notice.
       if (agreement_->HasCancelNotice() && !leaving) return &cancel_notice_;
+      if (FailHeld(leaving)) continue;
       const std::optional<Clock::time_point> held = runs_->HeldUntil();
-      if (AwaitSubmission(held)) continue;
-      if (!held) return nullptr;
-      if (leaving || Clock::now() >= *held) runs_->FailHeld();
+      if (!AwaitSubmission(held) && !held) return nullptr;
       continue;
     }
     const Clock::time_point deadline = Clock::now() + kExpectedWait;
@@ -448,6 +458,7 @@ Request* Engine::ChosenRequest() {
     TakeSubmitted();
     if (Request* next = request_queue_->Next(/*wait_for_expected=*/true)) return next;
     if (agreement_->HasCancelNotice()) return &cancel_notice_;  // it may be what was chosen
+    if (FailHeld(leaving)) continue;
     if (leaving) {
       (void)agreement_->Leave();
       return nullptr;

@@ -105,6 +105,8 @@ class Engine {
   void CancelRun(const Request& request);
   // Waits for something to take, until then at most. False: there is nothing.
   bool AwaitSubmission(std::optional<std::chrono::steady_clock::time_point> until);
+  // Fails what was held for long enough, or all if this rank leaves. False: there is none.
+  bool FailHeld(bool leaving);
   bool HasWork() const;  // call with mutex_ held
   bool Leaving();
   void LogChoice(const Request& next) const;

@@ -13,7 +13,7 @@ namespace {
 using Pending = CancelledRun::Pending;
 
 // Requests of a run that has failed may still be submitted, by an executor that does not know yet.
-constexpr size_t kFailedRemembered = 256;
+constexpr size_t kRemembered = 256;
 // A run that has had none of so many collectives is known by what is pending.
 constexpr int64_t kCollectivesRemembered = 4096;
 
@@ -36,7 +36,7 @@ bool GraphRuns::HasFailed(int64_t run) const {
 void GraphRuns::Fail(int64_t run, const Status& status) {
   if (run == 0 || HasFailed(run)) return;
   failed_.push_back({run, status});
-  if (failed_.size() > kFailedRemembered) failed_.pop_front();
+  if (failed_.size() > kRemembered) failed_.pop_front();
   const auto of_it = [run](const Request& request) { return request.run == run; };
   for (Request& request : queue_->Extract(of_it)) request.done(status);
   const auto kept = std::stable_partition(held_.begin(), held_.end(), std::not_fn(of_it));
@@ -51,18 +51,11 @@ void GraphRuns::Add(Request request) {
     request.done(failed.status);
     return;
   }
-  if (request.kind == Request::Kind::kJoin) {  // nothing of those runs comes any more
-    awaited_.clear();
-    Release();
-  }
+  if (request.kind == Request::Kind::kJoin) AwaitNothing();  // of those runs comes no more
   for (auto awaited = awaited_.begin(); awaited != awaited_.end();) {
     if (IsOf(request, &*awaited)) {
       const Status status = CancelledBy(awaited->reason, Title(request));
       awaited_.erase(awaited);
-      if (PositionOf(request.run) >= 0) {  // a later run: that one ended here before it
-        Release();
-        break;
-      }
       Fail(request.run, status);
       request.done(status);
       Release();
@@ -94,17 +87,14 @@ CancelledRun GraphRuns::Identify(const Request& request) const {
     const bool of_it = request.run == 0 ? &*one == &request : one->run == request.run;
     if (!of_it) continue;
     Pending identified{{Title(*one), one->ordered, one->stream}, 0};
-    if (one->ordered) {
-      const auto before = [&](const Request& other) {
-        return other.ordered && other.stream == one->stream;
-      };
-      const auto ours = std::find_if(pending.begin(), one, [&](const Request& other) {
-        return before(other) && other.run == request.run;
-      });
-      if (request.run != 0 && ours != one) continue;
-      identified.ahead = std::count_if(pending.begin(), one, before);
+    bool first = true;
+    for (auto before = pending.begin(); before != one; ++before) {
+      if (before->stream != one->stream || before->ordered != one->ordered) continue;
+      if (!one->ordered && Title(*before) != identified.id.title) continue;
+      ++identified.ahead;
+      if (request.run != 0 && before->run == request.run) first = false;
     }
-    run.pending.push_back(std::move(identified));
+    if (first) run.pending.push_back(std::move(identified));
   }
   return run;
 }
@@ -131,34 +121,39 @@ void GraphRuns::CancelElsewhere(const CancelledRun& run) {
     }
     return;
   }
+  for (const Request& request : held_) {
+    if (!IsOf(request, &awaited)) continue;
+    Fail(request.run, CancelledBy(awaited.reason, Title(request)));
+    return;
+  }
   if (awaited.pending.empty() || joined) return;
+  if (awaited_.size() == kRemembered) awaited_.erase(awaited_.begin());
   awaited_.push_back(std::move(awaited));
   const auto held = [this](const Request& one) { return HoldingOf(one) != awaited_.end(); };
   for (Request& request : queue_->Extract(held)) Hold(std::move(request));
 }
 
-bool GraphRuns::IsOf(const Request& request, Awaited* awaited) {
+bool GraphRuns::IsOf(const Request& request, Awaited* awaited) const {
   for (auto one = awaited->pending.begin(); one != awaited->pending.end();) {
     const bool same_title = one->id.title == Title(request);
-    if (one->id.stream != request.stream || (one->id.ordered && !request.ordered)) {
-      ++one;
-    } else if (!one->id.ordered) {
-      if (same_title) return true;
+    if (one->id.stream != request.stream ||
+        (one->id.ordered ? !request.ordered : !same_title)) {
       ++one;
     } else if (one->ahead > 0) {
       --one->ahead;
       ++one;
-    } else if (same_title) {
+    } else if (same_title && PositionOf(request.run) < 0) {
       return true;
     } else {
-      one = awaited->pending.erase(one);  // the run ended here before it
+      one = awaited->pending.erase(one);  // of a later run: that one ended here before it
     }
   }
   return false;
 }
 
 std::vector<GraphRuns::Awaited>::iterator GraphRuns::HoldingOf(const Request& request) {
-  if (request.ordered || request.run == 0) return awaited_.end();
+  if (awaited_.empty() || request.ordered || request.run == 0) return awaited_.end();
+  if (PositionOf(request.run) >= 0) return awaited_.end();
   return std::find_if(awaited_.begin(), awaited_.end(), [&](const Awaited& awaited) {
     return std::any_of(awaited.pending.begin(), awaited.pending.end(), [&](const Pending& one) {
       return !one.id.ordered && one.id.stream == request.stream;
@@ -179,9 +174,11 @@ std::optional<GraphRuns::Clock::time_point> GraphRuns::HeldUntil() const {
 void GraphRuns::FailHeld() {
   const Request& oldest = held_.front();
   const auto holding = HoldingOf(oldest);
-  const Status status = CancelledBy(holding->reason, Title(oldest));
-  awaited_.erase(holding);
-  Fail(oldest.run, status);
+  if (holding != awaited_.end()) {  // else there was no memory to release it
+    const Status status = CancelledBy(holding->reason, Title(oldest));
+    awaited_.erase(holding);
+    Fail(oldest.run, status);
+  }
   Release();
 }
 
@@ -190,17 +187,26 @@ void GraphRuns::DropHeld() {
     const auto cancelled = std::find_if(held_.begin(), held_.end(),
                                         [](const Request& one) { return one.IsCancelled(); });
     if (cancelled == held_.end()) return;
-    awaited_.erase(HoldingOf(*cancelled));
+    if (const auto holding = HoldingOf(*cancelled); holding != awaited_.end()) {
+      awaited_.erase(holding);
+    }
     Fail(cancelled->run,
          Status(Code::kCancelled, Title(*cancelled) + ": its run was cancelled."));
     Release();
   }
 }
 
+void GraphRuns::AwaitNothing() {
+  awaited_.clear();
+  Release();
+}
+
 void GraphRuns::Release() {
   std::vector<Request> held;
   held.swap(held_);
+  const Clock::time_point since = held_since_;
   for (Request& request : held) Add(std::move(request));
+  held_since_ = since;
 }
 
 }  // namespace ddl

@@ -40,16 +40,19 @@ class GraphRuns {
   CancelledRun Identify(const Request& request) const;
 
   // Fails the run that others have cancelled. If nothing of it was submitted here yet, it fails
-  // when something is. Until then what is known by name alone, and comes from the same stream, is
-  // held: it may be of that run, and a later one of the same name could be pending elsewhere.
+  // when something is. Until then what is known by name alone, comes from the same stream and is
+  // the first of its run is held: it may be of that one, and a later one of the same name could be
+  // pending elsewhere.
   void CancelElsewhere(const CancelledRun& run);
 
-  // When what is held is taken for a part of that run, because nothing else has come.
+  // When what is held is taken for a part of that run.
   std::optional<Clock::time_point> HeldUntil() const;
   // Takes it for that.
   void FailHeld();
   // The same of what this rank has cancelled of it by itself.
   void DropHeld();
+  // Nothing that others have cancelled will come any more.
+  void AwaitNothing();
 
  private:
   struct Awaited {
@@ -60,11 +63,11 @@ class GraphRuns {
   // Of the last collective that the run has had; -1: of none.
   int64_t PositionOf(int64_t run) const;
   // Whether it is of the awaited run. What cannot come any more is struck out.
-  static bool IsOf(const Request& request, Awaited* awaited);
+  bool IsOf(const Request& request, Awaited* awaited) const;
   // For what a request has to be held; the end if for nothing.
   std::vector<Awaited>::iterator HoldingOf(const Request& request);
   void Hold(Request request);
-  // Adds what was held again.
+  // Adds again what was held.
   void Release();
 
   struct FailedRun {

@@ -22,7 +22,8 @@ struct Proposal {
 
   Kind kind = Kind::kOrdered;
   bool newly_joined = false;  // a kJoin that is proposed for the first time
-  // How many responses of rank 0 this rank has had: what it proposes crosses none on the way.
+  // How many responses of rank 0 this rank has had, so that rank 0 can discard a proposal that
+  // crossed one on the way.
   int64_t round = 0;
   std::vector<CancelledRun> cancelled;  // here, of which the others may not know
   std::string description;              // of kOrdered and kUnordered

@@ -401,11 +401,37 @@ TEST(WhatIsHeldFailsWhenNothingElseComesOrItsRankCancelsItToo) {
   (void)queue.Next(false);
   (void)queue.Take();
   runs.CancelElsewhere(cancelled);
+  runs.Ran(12);
+  runs.Add(Sum("second", 1, false, 12));
+  CHECK(!queue.empty() && !runs.HeldUntil(), "nor can it be: it is not held");
+  (void)queue.Next(false);
+  (void)queue.Take();
   Request join;
   join.kind = Request::Kind::kJoin;
   runs.Add(join);
   runs.Add(Sum("first", 1, false, 10));
   CHECK(queue.pending().size() == 2, "the run ended here before it joined");
+}
+
+TEST(WhatIsHeldForOneRunMayBeOfAnotherThatWasCancelledAsWell) {
+  RequestQueue queue(false);
+  GraphRuns runs(&queue, std::chrono::hours(1));
+  CancelledRun first, second;
+  first.pending = {{{"AllReduce \"first\"", false, ""}, 0}};
+  second.pending = {{{"AllReduce \"second\"", false, ""}, 0}};
+  second.reason = "rank 1 has cancelled the second";
+  Status ended;
+  Request request = Sum("second", 1, false, 7);
+  request.done = [&](const Status& status) { ended = status; };
+  runs.CancelElsewhere(first);
+  runs.Add(request);
+  CHECK(queue.empty() && ended.ok(), "it is held");
+  runs.CancelElsewhere(second);
+  CHECK(ended.message().find(second.reason) != std::string::npos, ended.message());
+  runs.Add(Sum("third", 1, false, 8));
+  CHECK(queue.empty(), "it is held for the first");
+  runs.AwaitNothing();
+  CHECK(!queue.empty() && !runs.HeldUntil(), "");
 }
 
 TEST(RanksThatCancelTheSameRunFailNothingElse) {
@@ -521,6 +547,25 @@ TEST(RanksThatJoinHearWhatTheOthersRun) {
       CHECK(heard == 2 - steps, std::to_string(heard));
       CHECK(action.last_joined == (5 - epoch) % 3, std::to_string(action.last_joined));
     }
+  });
+}
+
+TEST(TheLastToJoinIsNamedAlsoIfAllHaveToProposeAgain) {
+  OnRanks(3, [](Rank& rank, int number) {
+    if (number == 0) {
+      rank.Submit(Sum("gradient", 5));
+      rank.MustRun("gradient");
+      rank.Submit(Sum("cancelled", 5, true, 7));
+      rank.Cancel(rank.queue.pending().back());
+    }
+    Request join;
+    join.kind = Request::Kind::kJoin;
+    Action action;
+    do {
+      const Status status = rank.agreement.Agree(join, nullptr, &action);
+      CHECK(status.ok(), status.message());
+    } while (action.kind != Action::Kind::kAllJoined);
+    CHECK(action.last_joined == 0, std::to_string(action.last_joined));
   });
 }
 
