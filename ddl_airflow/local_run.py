@@ -172,8 +172,8 @@ def run_manifest(manifest: Manifest, path: Path, asked: Asked) -> dict[str, Any]
         parameters = _of_that_run(run, parameters, asked.settings, anew=anew)
     run.conf |= {name: parameters[name] for name in asked.settings}
     if not asked.steps:  # now, and not after a training
-        for step in _of(steps).values():
-            _filled_in(step, parameters, run)
+        for name in doing:
+            _filled_in(_of(steps)[name], parameters, run)
     site = _site(steps)
     done: dict[str, Any] = {"folder": str(_near(run.layout.root)), "layout": run.layout}
     try:

@@ -100,7 +100,7 @@ def no_value(field: str, text: str, render: Callable[[str], object]) -> SettingI
         except NoValue:
             which = one
             break
-        except Exception:  # noqa: S112  # by itself it is none: it names the variable of a loop
+        except Exception:  # noqa: S112  # alone it cannot be filled in: it may name a loop's variable
             continue
     return SettingInvalid(
         f"{field}: {text!r}: {which} has no value in this run, and the command would have the word "

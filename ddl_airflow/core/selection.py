@@ -57,7 +57,7 @@ class Pattern:
             parts.append("*")  # "a/**" is what is below a
         # None: any number of parts. No part has a slash, so "*" never goes beyond one.
         self._parts = [None if p == _ANY else re.compile(translate(p)).match for p in parts]
-        self._end, self._all = len(parts), parts[-1] == "*"
+        self._end, self._all = len(parts), parts[-1] == "*" and not self._below
         # Of the last folder, in which the next key most likely is as well.
         self._folder, self._at = "", self._behind({0})
 

@@ -350,7 +350,7 @@ class FolderStore:
     def _check_within(self, path: Path, real: Path | None = None) -> None:
         if self._within is None:
             return
-        real = path.resolve() if real is None else real
+        real = Path(os.path.realpath(path)) if real is None else real  # also of links in a circle
         if not any(real.is_relative_to(folder) for folder in self._within):
             raise StagingError(
                 f"{path} leads to {real}, out of {', '.join(map(str, self._within))}. Put there "

@@ -363,7 +363,8 @@ class Launcher:
                 # As of a proxy in its pod: of no use elsewhere.
                 if not (address.is_loopback or address.is_link_local):
                     found.append(f"Host {one.pod}\n  HostName {one.address}\n")
-        (PRIVATE / "addresses").write_text("".join(found))
+        with suppress(OSError):  # then it goes by names
+            (PRIVATE / "addresses").write_text("".join(found))
 
     def _mpirun(self, argv: Sequence[str], log: IO[bytes]) -> tuple[int, str]:
         """Returns its exit code, and the worker that was lost before."""

@@ -26,6 +26,7 @@ from ddl_ops.keras_callbacks import (
     broadcast_variables,
 )
 from ddl_ops.keras_optimizer import distribute as DistributedOptimizer
+from ddl_ops.keras_optimizer import hook_compile
 from ddl_ops.keras_preemption import PreemptionCallback
 from ddl_ops.keras_weight_notes import hook_fit
 
@@ -41,7 +42,9 @@ __all__ = [
     "newest_checkpoint",
 ]
 
-hook_fit()  # which a script that imports ddl before keras has not had yet
+# Which a script that imports ddl before keras has not had yet.
+hook_compile()
+hook_fit()
 
 
 def newest_checkpoint(folder: str | os.PathLike[str] | None = None) -> tuple[Path | None, int]:

@@ -45,7 +45,7 @@ def note_gradients() -> None:
     """
     tape: Any = backprop.GradientTape
     tape.gradient = _of_tape(_noted(tape.gradient))
-    gradients_util._GradientsHelper = _noted(gradients_util._GradientsHelper)
+    gradients_util._GradientsHelper = _of_graph(_noted(gradients_util._GradientsHelper))
     train_ops = tf.compat.v1.get_default_graph().get_collection(tf.compat.v1.GraphKeys.TRAIN_OP)
     if train_ops:  # made before
         averaging.computed_gradients()
@@ -71,6 +71,15 @@ def _of_tape(compute: Callable[..., Any]) -> Callable[..., Any]:
         return compute(self, target, sources, *args, **kwargs)
 
     return gradient
+
+
+def _of_graph(compute: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(compute)
+    def gradients(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+        note_combined(xs, False)
+        return compute(ys, xs, *args, **kwargs)
+
+    return gradients
 
 
 def note_combined(sources: Any, combined: bool = True) -> None:

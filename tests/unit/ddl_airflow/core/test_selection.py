@@ -62,6 +62,8 @@ def test_what_a_pattern_matches(pattern, matched, others):
         ("a/**", "a/b", True, True),
         ("a/**/b", "a", False, True),
         ("a/?", "a", False, True),
+        ("a/*/", "a", False, True),  # not the files in it
+        ("a/**/", "a", False, True),
         ("*.tfrecord", "lost+found", False, True),
         ("train/*.tfrecord", "lost+found", False, False),
         ("train/*.tfrecord", "train/a", False, False),

@@ -18,6 +18,7 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
+from ddl_airflow.core.selection import Selection
 from ddl_airflow.storage.filesystem import FolderStore, alone_in, lock_of, os_errors, paths_below
 
 
@@ -449,3 +450,10 @@ def test_a_folder_that_others_empty_is_written_to_all_the_same(tmp_path):
     finally:
         ended.set()
         other.join()
+
+
+def test_a_link_to_itself_may_be_left_out(tmp_path):
+    (tmp_path / "a").write_text("x")
+    (tmp_path / "circle").symlink_to("circle")
+    store = FolderStore(tmp_path, "", [tmp_path]).selecting(Selection(exclude=("circle",)))
+    assert [one.key for one in store.list()] == ["a"]
