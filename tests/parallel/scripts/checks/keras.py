@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 from ddl_ops import arrays, checkpoints, mid_epoch, preemption
 from ddl_ops.equal_weights import WeightsDifferError
-from speech import RANK, SIZE
+from speech import RANK, SIZE, SLOWNESS
 from threads import in_threads
 
 from checks import assert_same_everywhere, check, mismatch, my_part, whole_batch
@@ -509,7 +509,7 @@ def keras_models_that_were_tried_before_are_not_mixed_in_threads() -> None:
         model.fit(my_part(x), my_part(y), **fit)
 
     trainings = [
-        functools.partial(train, model_that_was_tried(), 0.5 * ((number + RANK) % 2))
+        functools.partial(train, model_that_was_tried(), 3 * SLOWNESS * ((number + RANK) % 2))
         for number in range(2)
     ]
     # Their tensors have the same shapes, and they are at the same step.
