@@ -160,6 +160,7 @@ def test_no_file_is_in_both_wheels_and_nothing_else_of_the_tree(wheels):
 
 def test_wheels_do_not_say_where_they_were_built(wheels):
     places = {str(ROOT), str(wheels["ddl_ops"].parents[1]), sys.prefix, sys.base_prefix}
+    places -= {"/usr"}  # of Debian's Python: anybody's
     for wheel in wheels.values():
         packed = zipfile.ZipFile(wheel)
         for name in packed.namelist():

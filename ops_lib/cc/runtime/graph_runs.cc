@@ -1,8 +1,6 @@
 #include "runtime/graph_runs.h"
 
 #include <algorithm>
-#include <functional>
-#include <iterator>
 #include <utility>
 
 #include "runtime/description.h"
@@ -39,10 +37,15 @@ void GraphRuns::Fail(int64_t run, const Status& status) {
   if (failed_.size() > kRemembered) failed_.pop_front();
   const auto of_it = [run](const Request& request) { return request.run == run; };
   for (Request& request : queue_->Extract(of_it)) request.done(status);
-  const auto kept = std::stable_partition(held_.begin(), held_.end(), std::not_fn(of_it));
-  std::vector<Request> failed(std::make_move_iterator(kept), std::make_move_iterator(held_.end()));
-  held_.erase(kept, held_.end());
-  for (Request& request : failed) request.done(status);
+  std::vector<Request> held;
+  held.swap(held_);
+  for (Request& request : held) {
+    if (of_it(request)) {
+      request.done(status);
+    } else {
+      held_.push_back(std::move(request));
+    }
+  }
 }
 
 void GraphRuns::Add(Request request) {
