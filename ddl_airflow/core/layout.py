@@ -15,7 +15,8 @@
           checkpoints/                                                        CHECKPOINT_DIR
           model/                  the SavedModel
         logs/rank-<n>.log                                                     LOG_DIR
-        damaged/                  checkpoints that could not be read
+        damaged/                  checkpoints that could not be read, in experiment/ those of
+                                  EXPERIMENT_DIR; in result-<try>/ newer ones that were beside one
         replaced/                 what a finished training left, once it is trained again
         ddl/                      progress.jsonl, stats.json, transform.json, evaluation.json,
                                   try-<k>/rank-<n>.json           JOB_STATE_DIR
@@ -327,7 +328,7 @@ class RunLayout:
         own = () if self.experiment_id else (self.experiment,)
         tries = self.state.glob(f"{_TRY}*")
         self.preemptions.unlink(missing_ok=True)
-        for path in (self.result, self.progress, *tries, *own):
+        for path in (self.result, self.damaged, self.progress, *tries, *own):
             if (self.replaced / path.name).exists():  # moved before; this is an empty folder
                 shutil.rmtree(path, ignore_errors=True)
             elif path.exists():

@@ -96,11 +96,11 @@ class CheckpointsInStore:
         self._snapshots.drop()
 
     def restore(self, leave_whole: Callable[[Path], None]) -> bool:
-        """Brings those in the store where what is here is older, or lost.
+        """Brings those in the store where what is here is older, damaged, or lost.
 
         Args:
             leave_whole: moves damaged checkpoints out of a folder to the run's ``damaged``; it has
-                those that are here.
+                those that are here. Newer ones than those that are brought are kept there, too.
 
         Returns:
             Whether any were brought.
@@ -129,9 +129,9 @@ class CheckpointsInStore:
         try:
             brought = self._snapshots.restore(look, layout.damaged)
         except StagingError as error:
-            if not here:
+            layout.create()  # some may have been brought
+            if not is_to_go_on_from(layout.result, layout.workspace, layout.damaged):
                 raise
-            layout.create()  # some of one may have been brought
             self._log.warning("goes on from the checkpoints that are here: %s", error)
             return False
         if brought is None:
@@ -141,13 +141,15 @@ class CheckpointsInStore:
             "goes on from checkpoints in the store, %s here: %d files, %.1f MiB of try %d, "
             "saved %.0f s ago: %s",
             *(
-                "newer than those" if here else "lost",
+                "damaged" if brought.was_damaged else "newer than those" if here else "lost",
                 brought.files,
                 brought.nbytes / 2**20,
                 brought.by_try,
             ),
             *(time.time() - brought.made, brought.uri),
         )
+        if brought.kept is not None:
+            self._log.warning("newer ones, beside the damaged one, are kept in %s", brought.kept)
         return True
 
     @contextmanager

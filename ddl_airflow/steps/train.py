@@ -437,18 +437,20 @@ class Train(ScriptTry[TrainStep]):
         """Has a training that goes on go on from the newest checkpoint that can be read, in those
         folders, or else where its ranks write.
         """
-        layout = self.layout
-        folders = folders or (layout.result, layout.experiment)
-        there = (path for folder in folders if folder.is_dir() for path in paths_below(folder))
         from ddl_airflow.storage.snapshots import READ_AGAIN  # no parse needs it
 
-        if not any(path.suffix in READ_AGAIN for path in there):
-            return
+        layout = self.layout
         name = f"resume-{self.context.try_number}"
-        words = ["python", "-m", "ddl_ops.resume", "--aside", str(layout.damaged)]
-        command = shlex.join([*words, *map(str, folders)])
         env = {"CUDA_VISIBLE_DEVICES": "-1"}  # it reads files; GPUs are for the ranks
-        self.run_once(name, command, layout.logs / "resume", env)
+        for folder in folders or (layout.result, layout.experiment):
+            there = paths_below(folder) if folder.is_dir() else ()
+            if not any(path.suffix in READ_AGAIN for path in there):
+                continue
+            # Those of an experiment apart: none of them is ever in the store.
+            of_experiment = folder == layout.experiment
+            aside = layout.damaged / "experiment" if of_experiment else layout.damaged
+            words = ["python", "-m", "ddl_ops.resume", "--aside", str(aside), str(folder)]
+            self.run_once(name, shlex.join(words), layout.logs / "resume", env)
 
     def _warn_of_shared_files(self, job: JobHandle) -> None:
         layout = self.layout

@@ -8,8 +8,9 @@ Below a place of the training's own::
 
 A chunk that is there is not sent again, so a snapshot costs what has changed. It comes last,
 by a conditional write, when all its chunks are there: what a killed process leaves has none, and
-the next save removes. A snapshot has the checkpoints of one moment: they are held open, and those
-that are written in place copied, before they are sent.
+the next save removes. A snapshot has the checkpoints of one moment, where at most ``_MOST_OPEN``
+of their files are new: these are held open, and those that are written in place copied, before
+they are sent.
 
 Whether a checkpoint is whole, who tries again finds out. So beside the newest snapshots stay the
 one that the try has gone on from, and the newest that has nothing that looks half-written.
@@ -53,6 +54,7 @@ KEEP = 2  # snapshots, whatever is in them
 READ_AGAIN = (".index", ".keras", ".h5")
 _CHUNKS, _OWNER = "chunks", "try.json"
 _NAME = re.compile(r"([0-9]{8})\.json")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TAKES = 5  # until the checkpoints hold still
 _PAUSE_S = 0.5  # between these
 _MOST_OPEN = 200  # files at once
@@ -94,7 +96,8 @@ class Saved(NamedTuple):
 
 class Restored(NamedTuple):
     """What ``restore`` has brought: the snapshot, its files and bytes, when it was made, in seconds
-    since 1970, and by which try.
+    since 1970, by which try, whether it has one that was damaged here, and where newer checkpoints
+    are now that were here.
     """
 
     uri: str
@@ -102,6 +105,8 @@ class Restored(NamedTuple):
     nbytes: int
     made: float
     by_try: int
+    was_damaged: bool
+    kept: Path | None
 
 
 @dataclass(frozen=True)
@@ -162,6 +167,8 @@ class Snapshots:
         self._in_place: set[str] = set()  # keys of what changed while it was sent
         self._last: list[Any] = []
         self._base: str | None = None  # the snapshot that the try has gone on from
+        self._begun: set[str] = set()  # chunks of the longest save that was interrupted
+        self._unread: set[str] = set()  # snapshots that were damaged when they were read last
 
     def begin(self) -> None:
         """Keeps earlier tries that may still run somewhere from saving.
@@ -192,9 +199,11 @@ class Snapshots:
         names, there = self._listed()
         before = len(there)
         sent_nbytes = 0
+        begun: set[str] = set()
 
         def send(digest: str, body: bytes) -> None:
             nonlocal sent_nbytes
+            begun.add(digest)
             if digest not in there:
                 self._chunks.put_bytes(digest, body)
                 there.add(digest)
@@ -204,13 +213,17 @@ class Snapshots:
             files = self._taken(there, send)
             if files is None or (files == self._last and names):
                 return None
+            self._begun = begun = set()  # all of it was sent
             number = max((int(name[:8]) for name in names), default=0) + 1
             half = tuple(file["key"] for file in files if self._read[file["key"]].is_half)
             name = self._noted(number, files, bool(half))
-        except StagingError:
+        except StagingError as error:
             if sent_nbytes and self._go_on():
                 # What is here now may be in the next one. The rest would pile up.
                 known = {chunk[0] for read in self._read.values() for chunk in read.chunks}
+                if not isinstance(error, CheckpointsChange):  # the next one gets further
+                    self._begun = max(self._begun, begun, key=len)
+                    known |= begun | self._begun
                 with suppress(StagingError):
                     self._drop_others(names, there - known)
             raise
@@ -226,12 +239,12 @@ class Snapshots:
         """Puts the newest snapshot that is whole in the place of the folder, if it is newer.
 
         Where a checkpoint was damaged, here or in a snapshot, an older one is brought that has it
-        whole, whatever else is newer.
+        whole, unless a checkpoint of a step is here that is newer.
 
         Args:
             leave_whole: moves damaged checkpoints out of a folder: called with one that has a
                 snapshot's files, before it takes the place.
-            aside: where to, now and before.
+            aside: where to, now and before. Newer checkpoints that were here are kept there, too.
 
         Returns:
             None: there is none.
@@ -244,6 +257,7 @@ class Snapshots:
         restored: Restored | None = None
         found = found_in(self._folder, self._root)
         here = _written((key, one.mtime_ns) for key, one in found.items())
+        gone = _damaged(aside) - here.keys()
         same = after = None
         for name in sorted(names, reverse=True):
             try:
@@ -265,12 +279,19 @@ class Snapshots:
                     left = found_in(fresh, self._root)
                     there = _written((key, one.mtime_ns) for key, one in left.items())
                     if _is_further(there, here, _damaged(aside)):
-                        self._put_in_place(fresh)
+                        newer = _newest_read_again(here) > max(there.values())
+                        keep = aside if newer and restored is None else None
+                        kept = keep and keep / f"result-{self._try}"
+                        self._put_in_place(fresh, kept)
                         here, same, self._last = there, name, files
+                        self._base = name  # also where the one before cannot be fetched
                         nbytes = sum(file["size"] for file in files)
                         uri = f"{self._store.uri}/{name}"
                         made, number = snapshot["made"], snapshot["try"]
-                        restored = Restored(uri, len(files), nbytes, made, number)
+                        restored = Restored(
+                            *(uri, len(files), nbytes, made, number, not gone.isdisjoint(there)),
+                            restored.kept if restored else kept,
+                        )
             except (SourceMissing, TransferCorrupt) as error:
                 failed = error  # the one before may be whole
             else:
@@ -393,21 +414,27 @@ class Snapshots:
 
     def _copied(self, key: str, found: _Found, file: IO[bytes], held: ExitStack) -> _Opened | None:
         """A copy, which is gone with this process; None: it would fill the disk, and ranks write
-        there.
+        there, or a quota; or the file is gone.
         """
         folder = self._folder.parent
-        with os_errors(folder, found.size):
+        with os_errors(folder, found.size), ExitStack() as copied:
             if shutil.disk_usage(folder).free < 2 * found.size:
                 return None
-            # Unbuffered: what is not written yet would fail once more when it is closed.
-            copy = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115  # held is one
-            held.enter_context(copy)
-            while body := file.read(CHUNK_BYTES):
-                self._check_wanted()
-                left = memoryview(body)
-                while left:
-                    left = left[copy.write(left) :]
-            copy.seek(0)
+            try:
+                # Unbuffered: what is not written yet would fail once more when it is closed.
+                copy = copied.enter_context(tempfile.TemporaryFile(buffering=0, dir=folder))
+                while body := file.read(CHUNK_BYTES):
+                    self._check_wanted()
+                    left = memoryview(body)
+                    while left:
+                        left = left[copy.write(left) :]
+                copy.seek(0)
+            except OSError as error:
+                if error.errno not in (*_FULL, errno.ESTALE):
+                    raise
+                file.seek(0)
+                return None
+            held.push(copied.pop_all())
         return _Opened(copy, is_copy=True)
 
     def _open(self, key: str) -> IO[bytes] | None:
@@ -445,15 +472,15 @@ class Snapshots:
             is_half, left = _is_half(key, file), found.size
             while left:
                 self._check_wanted()
+                is_copy = opened is not None and opened.is_copy
                 try:
                     body = file.read(min(CHUNK_BYTES, left))
+                    alike = is_copy or _is_as_found(key, found, os.fstat(file.fileno()))
                 except OSError as error:
                     if error.errno != errno.ESTALE:
                         raise
                     return None  # another host has removed it
-                is_copy = opened is not None and opened.is_copy
-                unlike = not (is_copy or _is_as_found(key, found, os.fstat(file.fileno())))
-                if unlike or not body:
+                if not (alike and body):
                     return None
                 left -= len(body)
                 digest = hashlib.sha256(body).hexdigest()
@@ -497,8 +524,13 @@ class Snapshots:
         read = {}
         for name in sorted(names, reverse=True):
             with suppress(TransferCorrupt):
-                if snapshot := self._snapshot(name):
+                if (snapshot := self._snapshot(name)) is None:
+                    names = names - {name}  # it is gone
+                else:
                     read[name] = snapshot
+        before, self._unread = self._unread, names - read.keys()
+        if self._unread - before:  # it may be whole the next time, and need its chunks
+            return
         if self._base is None:  # an earlier try's, where this one could not read what there is
             self._base = next((one["after"] for one in read.values() if one.get("after")), None)
         whole = next((name for name, one in read.items() if not one.get("half_written")), None)
@@ -535,14 +567,16 @@ class Snapshots:
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
 
-    def _put_in_place(self, fresh: Path) -> None:
+    def _put_in_place(self, fresh: Path, kept: Path | None) -> None:
+        """What was there is kept, if it is said where."""
         with os_errors(fresh):
-            before = fresh.with_name(PART_PREFIX + uuid.uuid4().hex)
+            before = kept or fresh.with_name(PART_PREFIX + uuid.uuid4().hex)
             if self._folder.exists():
                 fresh.chmod(stat.S_IMODE(self._folder.stat().st_mode))
                 self._folder.rename(before)
             fresh.rename(self._folder)
-            shutil.rmtree(before, ignore_errors=True)
+            if kept is None:
+                shutil.rmtree(before, ignore_errors=True)
 
     def _chunk(self, digest: str, nbytes: int) -> bytes:
         if not re.fullmatch("[0-9a-f]{64}", digest):
@@ -617,11 +651,11 @@ def newest_in(folder: Path, root: Path) -> float:
 
 
 def is_to_go_on_from(folder: Path, root: Path, aside: Path) -> bool:
-    """Whether a folder has checkpoints, and not only such as are beside a damaged one, which was
-    moved to ``aside``.
+    """Whether a folder has checkpoints: where a damaged one was moved to ``aside``, such as are
+    read again, for others may be what was beside it.
     """
     here = _written((key, one.mtime_ns) for key, one in found_in(folder, root).items())
-    return bool(here) and _damaged(aside) <= here.keys()
+    return bool(_newest_read_again(here) if _damaged(aside) else here)
 
 
 def _is_read_again(key: str) -> bool:
@@ -630,7 +664,7 @@ def _is_read_again(key: str) -> bool:
 
 def _called(key: str) -> str:
     """What the files of checkpoints of all steps have in common, also once they are elsewhere."""
-    return re.sub(r"\d+", "#", key.rpartition("/")[2])
+    return re.sub(r"\d+(?=.*\.)", "#", key.rpartition("/")[2])  # of .h5 the number stays
 
 
 def _written(times: Iterable[tuple[str, int]]) -> dict[str, int]:
@@ -640,6 +674,18 @@ def _written(times: Iterable[tuple[str, int]]) -> dict[str, int]:
         if is_checkpoint(key):
             newest[_called(key)] = max(mtime_ns, newest.get(_called(key), 0))
     return newest
+
+
+def _newest_read_again(written: Mapping[str, int], of_steps: bool = False) -> int:
+    """When the newest was written of those that were found whole; or of those with a number."""
+    return max(
+        (
+            mtime_ns
+            for name, mtime_ns in written.items()
+            if name.endswith(READ_AGAIN) and ("#" in name or not of_steps)
+        ),
+        default=0,
+    )
 
 
 def _damaged(aside: Path | None) -> set[str]:
@@ -654,7 +700,11 @@ def _damaged(aside: Path | None) -> set[str]:
 def _is_further(one: Mapping[str, int], other: Mapping[str, int], damaged: set[str]) -> bool:
     """Whether checkpoints are to be gone on from, and not others: first by those of which one was
     damaged, for what is beside them may be newer; then by the newest of all.
+
+    Not so where another one of a step is newer than all of these: the script has gone on without.
     """
+    if _newest_read_again(other, of_steps=True) > max(one.values(), default=0):
+        return False
     pairs = [(one.get(name, 0), other.get(name, 0)) for name in damaged]
     if any(mine != its for mine, its in pairs):
         return any(mine > its for mine, its in pairs)
@@ -704,11 +754,18 @@ def _is_half(key: str, file: IO[bytes]) -> bool:
     """
     if not key.endswith((".keras", ".h5")):
         return False
-    head, nbytes = file.read(64), file.seek(0, os.SEEK_END)
-    if head.startswith(_HDF5):
-        at = {b"\0": 40, b"\1": 44}.get(head[8:9], 28)
-        half = int.from_bytes(head[at : at + 8], "little") != nbytes
-    else:
-        half = b"PK\3\4".startswith(head[:4]) and not zipfile.is_zipfile(file)
+    try:
+        head, nbytes = file.read(64), file.seek(0, os.SEEK_END)
+        if head.startswith(_HDF5):
+            at = {b"\0": 40, b"\1": 44}.get(head[8:9], 28)
+            half = int.from_bytes(head[at : at + 8], "little") != nbytes
+        else:
+            half = b"PK\3\4".startswith(head[:4]) and not zipfile.is_zipfile(file)
+    except zipfile.BadZipFile:
+        half = True
+    except OSError as error:
+        if error.errno != errno.ESTALE:  # another host has removed it: so finds who reads it
+            raise
+        half = True
     file.seek(0)
     return half

@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 import uuid
+import zipfile
 from datetime import UTC, datetime
 
 import pytest
@@ -253,7 +254,7 @@ def test_a_checkpoint_that_a_killed_rank_left_half_written_hides_none_in_the_sto
     tear(tearing, caplog)
     tear(tearing, caplog)
     assert tearing.said().endswith("goes on from 1\n")
-    assert "of try 1, saved" in caplog.text
+    assert "of try 1, saved" in caplog.text and "damaged here: " in caplog.text
     assert "checkpoints.upload_every: checkpoints/model." in caplog.text
 
 
@@ -262,10 +263,6 @@ def test_a_half_written_one_is_nothing_to_go_on_from_where_the_store_does_not_an
 ):
     caplog.set_level("INFO")
     tear(tearing, caplog)
-
-    def refuse(*_):
-        raise StagingError("no route to host.")
-
     with monkeypatch.context() as patch:
         for name in ("read_version", "list"):
             patch.setattr(FolderStore, name, refuse)
@@ -274,6 +271,65 @@ def test_a_half_written_one_is_nothing_to_go_on_from_where_the_store_does_not_an
                 tearing.run("ends")
     tearing.run("ends")
     assert tearing.said().endswith("goes on from 1\n")
+
+
+def refuse(*_):
+    raise StagingError("no route to host.")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_damaged_one_elsewhere_ends_no_try_that_has_a_whole_one(
+    tmp_path, caplog, monkeypatch, named
+):
+    """In EXPERIMENT_DIR, or of another name, where the store does not answer."""
+    training = Training(tmp_path, FolderStore(tmp_path / "results"))
+    training.stage(cleared=False)
+    with zipfile.ZipFile(training.layout.checkpoints / "model.keras", "w") as archive:
+        archive.writestr("model.weights.h5", bytes(1000))
+    where = training.layout.checkpoints if named else training.layout.experiment
+    where.mkdir(parents=True, exist_ok=True)
+    (where / "interrupted.keras").write_bytes(b"PK\3\4")
+    for name in ("read_version", "list"):
+        monkeypatch.setattr(FolderStore, name, refuse)
+    training.tries = 1  # the first one removes what is in the store
+    for _ in range(2):
+        with pytest.raises(JobFailed):
+            training.run("fails")
+    assert "goes on from the checkpoints that are here: no route to host." in caplog.text
+    aside = training.layout.damaged / ("" if named else "experiment")
+    assert (aside / "interrupted.keras").exists()
+
+
+def test_what_was_brought_is_gone_on_from_where_the_store_breaks_off_then(
+    tmp_path, caplog, monkeypatch
+):
+    """Of two names the newest snapshot has one whole, and the one before does not come."""
+    training = Training(tmp_path, FolderStore(tmp_path / "results"))
+    training.stage(cleared=False)
+    layout = training.layout
+    place = place_of(training.store, layout.training_id)
+    facts = {"dataset": fixed_run(layout)["made_of"]["dataset"]}
+    saving = Snapshots(place, layout.result, layout.workspace, facts, 1, now=time.time)
+    for step in range(2):
+        for name in ("model.keras", "best.keras"):
+            with zipfile.ZipFile(layout.checkpoints / name, "w") as archive:
+                archive.writestr("model.weights.h5", bytes([step]) * 1000)
+        if step:
+            os.truncate(layout.checkpoints / "best.keras", 100)
+        saving.save()
+    shutil.rmtree(layout.workspace)
+    training.stage()
+    read = FolderStore.read_version
+
+    def breaks_off(self, key):
+        return refuse() if key == "00000001.json" else read(self, key)
+
+    monkeypatch.setattr(FolderStore, "read_version", breaks_off)
+    training.tries = 1
+    with pytest.raises(JobFailed):
+        training.run("fails", upload_every_s=60.0)
+    assert (layout.checkpoints / "model.keras").exists()
+    assert "goes on from the checkpoints that are here: no route to host." in caplog.text
 
 
 def test_it_is_said_when_the_last_checkpoints_took_too_long(training, caplog, monkeypatch):
@@ -339,8 +395,11 @@ def test_a_training_that_is_wanted_once_more_begins_from_its_start(training):
     training.stage(cleared=False)
     training.run("ends")
     assert has_part(training.layout, "train") and training.snapshots()
+    (training.layout.damaged / "model.keras").mkdir(parents=True)
     training.run("ends", tries=1)
     assert training.said().endswith("goes on from 0\n")
+    assert not training.layout.damaged.exists()
+    assert (training.layout.replaced / "damaged" / "model.keras").exists()
     shutil.rmtree(training.layout.workspace)
     training.stage()
     training.run("ends")
@@ -388,10 +447,6 @@ def test_a_store_that_does_not_say_what_it_has_ends_a_try_that_has_none(
     training, monkeypatch, caplog
 ):
     training.stage(cleared=False)
-
-    def refuse(*_):
-        raise StagingError("no route to host.")
-
     for name in ("read_version", "list"):
         monkeypatch.setattr(type(place_of(training.store, "")), name, refuse)
     with pytest.raises(StagingError, match="no route"):

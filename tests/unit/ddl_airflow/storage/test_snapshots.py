@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import struct
 import zipfile
 from itertools import count
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddl_airflow.core.errors import AccessDenied, NoSpace, StagingError, TransferCorrupt
+from ddl_airflow.core.errors import AccessDenied, StagingError, TransferCorrupt
 from ddl_airflow.storage import snapshots
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.snapshots import CheckpointsChange, Snapshots, TryIsOver, newest_in
@@ -257,8 +258,11 @@ def test_a_full_disk_ends_a_copy_and_leaves_none(store, folder, tmp_path, monkey
         folder = disk / "work" / "result"
         model = folder / "checkpoints" / "model.h5"
 
+        rewrites = []
+
         def rewrite():
-            model.write_bytes(os.urandom(40 * 1024))
+            if not rewrites:
+                model.write_bytes(os.urandom(40 * 1024))
 
         rewrite()
         saving = of(Busy(tmp_path / "store", rewrite), folder)
@@ -266,8 +270,10 @@ def test_a_full_disk_ends_a_copy_and_leaves_none(store, folder, tmp_path, monkey
             saving.save()
         free = shutil.disk_usage(disk)
         monkeypatch.setattr(snapshots.shutil, "disk_usage", lambda _: free._replace(free=2**30))
-        with pytest.raises(NoSpace, match="to write"):  # as where a quota is met first
+        with pytest.raises(CheckpointsChange):  # a quota is met first: it is sent as it is
             saving.save()
+        rewrites.append("no more")
+        saving.save()
         monkeypatch.undo()
         assert shutil.disk_usage(disk).free == free.free
 
@@ -556,6 +562,37 @@ def test_a_damaged_checkpoint_here_does_not_hide_a_whole_one_in_the_store(store,
     assert of(store, folder, 3).restore(torn(aside), aside) is None
 
 
+def test_one_that_a_script_removed_takes_no_newer_step_back(store, folder, tmp_path):
+    """As one that is written on SIGTERM, and removed once it was gone on from."""
+    aside = tmp_path / "damaged"
+    keras(folder, b"whole", 1000, name="interrupted.keras")
+    of(store, folder).save()
+    keras(folder, b"torn", 9001, name="interrupted.keras")
+    keras(folder, b"step 90", 9000, name="model-90.keras")
+    torn(aside)(folder)
+    for try_number in (2, 3):
+        assert of(store, folder, try_number).restore(torn(aside), aside) is None
+    assert [path.name for path in folder.glob("checkpoints/*")] == ["model-90.keras"]
+
+
+def test_newer_ones_that_give_way_to_an_older_snapshot_are_kept(store, folder, tmp_path):
+    aside = tmp_path / "damaged"
+    keras(folder, b"whole", 1000)
+    of(store, folder).save()
+    keras(folder, b"torn", 2000)
+    keras(folder, b"best", 1999, name="best.keras")
+    torn(aside)(folder)
+    kept = of(store, folder, 2).restore(torn(aside), aside).kept
+    assert kept == aside / "result-2"
+    assert (kept / "checkpoints" / "best.keras").read_bytes() == b"best"
+    # Nothing is, that is older than what came.
+    keras(folder, b"newer", 3000)
+    of(store, folder, 2).save()
+    keras(folder, b"older", 2500)
+    assert of(store, folder, 3).restore(torn(aside), aside).kept is None
+    assert sorted(path.name for path in aside.iterdir()) == ["model.keras", "result-2"]
+
+
 def test_a_file_that_is_whole_nowhere_takes_nothing_back(store, folder, tmp_path):
     aside = tmp_path / "damaged"
     keras(folder, b"torn", 1000, name="odd.keras")
@@ -566,6 +603,110 @@ def test_a_file_that_is_whole_nowhere_takes_nothing_back(store, folder, tmp_path
     assert of(store, folder, 2).restore(torn(aside), aside) is None
     assert (folder / "checkpoints" / "model.keras").read_bytes() == b"new"
     assert sorted(path.name for path in folder.parent.iterdir()) == ["result"]
+
+
+class Stale:
+    """A file of NFS that another host removes: a call of that name fails once."""
+
+    def __init__(self, file, name, told):
+        self._file, self._name, self._told = file, name, told
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._file.close()
+
+    def __getattr__(self, name):
+        if name == self._name and not self._told:
+            self._told.append(name)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return getattr(self._file, name)
+
+
+@pytest.mark.parametrize("name", ["seek", "read", "fileno"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_file_that_another_host_removes_has_changed(store, folder, monkeypatch, name, in_place):
+    keras(folder, b"whole", 1000)
+    saving, told, opened = of(store, folder), [], Snapshots._open
+    if in_place:
+        saving._in_place.add("checkpoints/model.keras")
+    monkeypatch.setattr(Snapshots, "_open", lambda *one: Stale(opened(*one), name, told))
+    assert saving.save().files == 1
+    assert told == ([] if in_place and name != "read" else [name])  # of a copy, nothing else is
+
+
+def test_an_archive_with_an_odd_table_looks_half_written(store, folder):
+    with zipfile.ZipFile(folder / "checkpoints" / "model.keras", "w") as archive:
+        archive.writestr("model.weights.h5", b"w")
+    body = (folder / "checkpoints" / "model.keras").read_bytes()
+    locator = struct.pack("<4sLQL", b"PK\6\7", 5, 0, 6)  # of an archive on six disks
+    keras(folder, body[:-22] + locator + body[-22:], 1000)
+    assert of(store, folder).save().half_written == ("checkpoints/model.keras",)
+
+
+def test_what_an_interrupted_save_has_sent_is_not_sent_again(store, folder, monkeypatch):
+    """Nor does it pile up, while the store breaks off all the time."""
+    write(folder, 1)
+    put, puts = FolderStore.put_bytes, []
+
+    def hiccup(self, key, body):
+        puts.append(key)
+        if len(puts) % 5 == 0:
+            raise StagingError("503 Slow Down.")
+        return put(self, key, body)
+
+    monkeypatch.setattr(FolderStore, "put_bytes", hiccup)
+    saving = of(store, folder)
+    for _ in range(3):
+        with pytest.raises(StagingError, match="503"):
+            saving.save()
+    assert saving.save().sent == 14 - 3 * 4
+    model = folder / "checkpoints" / "m-1.data-00000-of-00001"
+    for step in range(9):
+        model.write_bytes(random.Random(step + 7).randbytes(12 * CHUNK))
+        puts.clear()
+        with pytest.raises(StagingError, match="503"):
+            saving.save()
+        needed, there = needed_and_there(store)
+        assert len(there - needed) <= 2 * 14
+
+
+def test_a_snapshot_that_came_damaged_once_loses_no_chunk(store, folder, monkeypatch):
+    saving = of(store, folder)
+    for step in (1, 2, 3):
+        write(folder, step)
+        saving.save()
+    expected = contents(folder)
+    read, told = FolderStore.read_version, []
+
+    def once(self, key):
+        found = read(self, key)
+        if key == "00000003.json" and not told:
+            told.append(key)
+            return b"{}", found[1]
+        return found
+
+    write(folder, 4)
+    monkeypatch.setattr(FolderStore, "read_version", once)
+    saving.save()
+    (store._root / "00000004.json").unlink()
+    shutil.rmtree(folder)
+    assert told and of(store, folder, 2).restore().uri.endswith("/00000003.json")
+    assert contents(folder) == expected
+
+
+def test_one_that_stays_damaged_lets_nothing_pile_up(store, folder):
+    write(folder, 1)
+    of(store, folder).save()
+    saving = of(store, folder, 2)
+    saving.restore()
+    (store._root / "00000001.json").write_bytes(b"{}")
+    for step in range(2, 7):
+        write(folder, step)
+        saving.save()
+    names = [obj.key for obj in store.list() if obj.key.startswith("0")]
+    assert names[-2:] == ["00000005.json", "00000006.json"] and len(names) <= 3
 
 
 def test_without_a_checkpoint_nothing_is_saved(store, folder):
