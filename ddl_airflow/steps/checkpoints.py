@@ -95,15 +95,12 @@ class CheckpointsInStore:
         """Forgets those of a training that is to begin from its start."""
         self._snapshots.drop()
 
-    def restore(self, leave_whole: Callable[[Path], None]) -> bool:
+    def restore(self, leave_whole: Callable[[Path], None]) -> None:
         """Brings those in the store where what is here is older, damaged, or lost.
 
         Args:
             leave_whole: moves damaged checkpoints out of a folder to the run's ``damaged``; it has
                 those that are here. Newer ones than those that are brought are kept there, too.
-
-        Returns:
-            Whether any were brought.
 
         Raises:
             TryIsOver: a later try of the training has begun.
@@ -111,7 +108,8 @@ class CheckpointsInStore:
                 or they cannot be fetched: the training would begin from its start.
             JobFailed, JobLost: as ``leave_whole``.
         """
-        from ddl_airflow.storage.snapshots import TryIsOver, is_to_go_on_from
+        from ddl_airflow.storage.checkpoint_files import is_to_go_on_from
+        from ddl_airflow.storage.snapshots import TryIsOver
 
         layout = self._layout
         try:
@@ -133,9 +131,9 @@ class CheckpointsInStore:
             if not is_to_go_on_from(layout.result, layout.workspace, layout.damaged):
                 raise
             self._log.warning("goes on from the checkpoints that are here: %s", error)
-            return False
+            return
         if brought is None:
-            return False
+            return
         layout.create()
         self._log.info(
             "goes on from checkpoints in the store, %s here: %d files, %.1f MiB of try %d, "
@@ -150,7 +148,6 @@ class CheckpointsInStore:
         )
         if brought.kept is not None:
             self._log.warning("newer ones, beside the damaged one, are kept in %s", brought.kept)
-        return True
 
     @contextmanager
     def saved(self, wanted: Callable[[], bool]) -> Iterator[None]:

@@ -183,8 +183,8 @@ class Train(ScriptTry[TrainStep]):
                 shutil.rmtree(layout.experiment_copy)
             # What is half-written here is newer than what is whole in the store.
             self._leave_whole_checkpoints()
-            if saves is not None and saves.restore(self._leave_whole_checkpoints):
-                self._leave_whole_checkpoints()
+            if saves is not None:
+                saves.restore(self._leave_whole_checkpoints)
             if not isinstance(chosen, Scheduler):
                 stream = None
                 if self.step.stream:
@@ -437,7 +437,7 @@ class Train(ScriptTry[TrainStep]):
         """Has a training that goes on go on from the newest checkpoint that can be read, in those
         folders, or else where its ranks write.
         """
-        from ddl_airflow.storage.snapshots import READ_AGAIN  # no parse needs it
+        from ddl_airflow.storage.checkpoint_files import READ_AGAIN  # no parse needs it
 
         layout = self.layout
         name = f"resume-{self.context.try_number}"

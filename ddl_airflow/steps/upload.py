@@ -387,7 +387,7 @@ def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[tuple[Path,
 
 def _may_be_of_model(path: Path, top: Path) -> bool:
     """Whether a model that is published without it might not be whole."""
-    from ddl_airflow.storage.snapshots import is_checkpoint  # no parse needs it
+    from ddl_airflow.storage.checkpoint_files import is_checkpoint  # no parse needs it
 
     key = path.relative_to(top).as_posix()
     return os.path.isdir(path) or key.startswith("model/") or is_checkpoint(key)

@@ -28,10 +28,8 @@ import stat
 import tempfile
 import time
 import uuid
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -43,15 +41,26 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
-from ddl_airflow.storage.filesystem import os_errors, paths_below, why_private
+from ddl_airflow.storage.checkpoint_files import (
+    Found,
+    are_there,
+    damaged_in,
+    found_in,
+    is_as_found,
+    is_checkpoint,
+    is_further,
+    is_half,
+    is_read_again,
+    newest_by_name,
+    newest_read_again,
+)
+from ddl_airflow.storage.filesystem import os_errors, why_private
 from ddl_airflow.storage.marker import is_as_sealed, sealed
 from ddl_airflow.storage.store import PART_PREFIX, ObjectStore, check_keys
 
 SNAPSHOTS = "_checkpoints"  # below <results>/<training id>
 CHUNK_BYTES = 8 * 2**20
 KEEP = 2  # snapshots, whatever is in them
-# Suffixes of files that stand for a checkpoint: ddl_ops.resume reads these, and moves damaged ones.
-READ_AGAIN = (".index", ".keras", ".h5")
 _CHUNKS, _OWNER = "chunks", "try.json"
 _NAME = re.compile(r"([0-9]{8})\.json")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -60,17 +69,6 @@ _PAUSE_S = 0.5  # between these
 _MOST_OPEN = 200  # files at once
 _READS = 3  # of a chunk
 _BEGINNINGS = 3  # of a snapshot, where another one got the name
-# Files of checkpoints: of TensorFlow's, ``checkpoint`` is the last that is written.
-_CHECKPOINT = re.compile(
-    r"(?:.*/)?(?:checkpoint|.*\.(?:index|meta|keras|h5|hdf5|npz|ckpt)|.*\.data-\d+-of-\d+)"
-)
-_IN_CHECKPOINTS = "checkpoints/"  # CHECKPOINT_DIR, whatever is in it
-_HDF5 = b"\x89HDF\r\n\x1a\n"
-_EVENTS = "events.out.tfevents"  # which grow
-# Half-written, by TensorFlow and by ours; and what no object can be called.
-_LEFT_OUT = re.compile(
-    r"(?:.*/)?(?:\..*|.*\.tempstate\d*|.*_temp/.*)|.*[\0-\x1f\x7f\ud800-\udfff].*"
-)
 
 
 class TryIsOver(StagingError):
@@ -109,16 +107,6 @@ class Restored(NamedTuple):
     kept: Path | None
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A file as it is: what changes whenever its content does."""
-
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    inode: int
-
-
 class _Opened(NamedTuple):
     """A file that is to be sent, whatever becomes of its name."""
 
@@ -131,7 +119,7 @@ class _Read(NamedTuple):
     half-written.
     """
 
-    found: _Found
+    found: Found
     chunks: list[list[Any]]
     is_half: bool
 
@@ -256,8 +244,8 @@ class Snapshots:
         failed: StagingError | None = None
         restored: Restored | None = None
         found = found_in(self._folder, self._root)
-        here = _written((key, one.mtime_ns) for key, one in found.items())
-        gone = _damaged(aside) - here.keys()
+        here = newest_by_name((key, one.mtime_ns) for key, one in found.items())
+        gone = damaged_in(aside) - here.keys()
         same = after = None
         for name in sorted(names, reverse=True):
             try:
@@ -268,18 +256,18 @@ class Snapshots:
                     failed = None
                     break
                 files = snapshot["files"]
-                if same is None and restored is None and _are_there(files, found):
+                if same is None and restored is None and are_there(files, found):
                     same = name  # what is here was read
                 after = after or snapshot.get("after")
-                there = _written((file["key"], file["mtime_ns"]) for file in files)
-                if not _is_further(there, here, _damaged(aside)):
+                there = newest_by_name((file["key"], file["mtime_ns"]) for file in files)
+                if not is_further(there, here, damaged_in(aside)):
                     continue
                 with self._fetched(files) as fresh:
                     leave_whole(fresh)
                     left = found_in(fresh, self._root)
-                    there = _written((key, one.mtime_ns) for key, one in left.items())
-                    if _is_further(there, here, _damaged(aside)):
-                        newer = _newest_read_again(here) > max(there.values())
+                    there = newest_by_name((key, one.mtime_ns) for key, one in left.items())
+                    if is_further(there, here, damaged_in(aside)):
+                        newer = newest_read_again(here) > max(there.values())
                         keep = aside if newer and restored is None else None
                         kept = keep and keep / f"result-{self._try}"
                         self._put_in_place(fresh, kept)
@@ -295,7 +283,7 @@ class Snapshots:
             except (SourceMissing, TransferCorrupt) as error:
                 failed = error  # the one before may be whole
             else:
-                if all(file["key"] in left for file in files if _is_read_again(file["key"])):
+                if all(file["key"] in left for file in files if is_read_again(file["key"])):
                     break
         self._base = same or after
         if failed is not None and restored is None:
@@ -370,7 +358,7 @@ class Snapshots:
                 if changed := sorted(filter(is_checkpoint, unlike)):
                     continue
                 with os_errors(self._folder):
-                    half = any(one and _is_half(key, one.file) for key, one in opened.items())
+                    half = any(one and is_half(key, one.file) for key, one in opened.items())
                 if half and take < _TAKES - 1:  # it may soon be whole
                     continue
                 chunks = {
@@ -395,7 +383,7 @@ class Snapshots:
         )
 
     def _opened(
-        self, found: Mapping[str, _Found], there: set[str], held: ExitStack
+        self, found: Mapping[str, Found], there: set[str], held: ExitStack
     ) -> dict[str, _Opened | None]:
         """What of checkpoints is to be sent, as it is now; None: it is another file by now."""
         keys = [key for key, one in found.items() if is_checkpoint(key)]
@@ -412,7 +400,7 @@ class Snapshots:
                 opened[key] = self._copied(key, found[key], file, held) or opened[key]
         return opened
 
-    def _copied(self, key: str, found: _Found, file: IO[bytes], held: ExitStack) -> _Opened | None:
+    def _copied(self, key: str, found: Found, file: IO[bytes], held: ExitStack) -> _Opened | None:
         """A copy, which is gone with this process; None: it would fill the disk, and ranks write
         there, or a quota; or the file is gone.
         """
@@ -446,7 +434,7 @@ class Snapshots:
         except (FileRefused, OSError):
             return None
 
-    def _known(self, key: str, found: _Found, there: set[str]) -> list[list[Any]] | None:
+    def _known(self, key: str, found: Found, there: set[str]) -> list[list[Any]] | None:
         """Digest and bytes of each chunk, where all of them are in the store."""
         read = self._read.get(key)
         if read and read.found == found and there.issuperset(digest for digest, _ in read.chunks):
@@ -456,7 +444,7 @@ class Snapshots:
     def _sent(
         self,
         key: str,
-        found: _Found,
+        found: Found,
         opened: _Opened | None,
         there: set[str],
         send: Callable[[str, bytes], None],
@@ -469,13 +457,13 @@ class Snapshots:
             return None
         chunks: list[list[Any]] = []
         with file, os_errors(self._folder / key):
-            is_half, left = _is_half(key, file), found.size
+            half, left = is_half(key, file), found.size
             while left:
                 self._check_wanted()
                 is_copy = opened is not None and opened.is_copy
                 try:
                     body = file.read(min(CHUNK_BYTES, left))
-                    alike = is_copy or _is_as_found(key, found, os.fstat(file.fileno()))
+                    alike = is_copy or is_as_found(key, found, os.fstat(file.fileno()))
                 except OSError as error:
                     if error.errno != errno.ESTALE:
                         raise
@@ -486,7 +474,7 @@ class Snapshots:
                 digest = hashlib.sha256(body).hexdigest()
                 send(digest, body)
                 chunks.append([digest, len(body)])
-        self._read[key] = _Read(found, chunks, is_half)
+        self._read[key] = _Read(found, chunks, half)
         return chunks
 
     def _check_wanted(self) -> None:
@@ -601,126 +589,6 @@ class Snapshots:
         raise failed
 
 
-def is_checkpoint(key: str) -> bool:
-    """Whether a file below RESULT_DIR may be one of a checkpoint's."""
-    if key.rpartition("/")[2].startswith(_EVENTS):
-        return False
-    return key.startswith(_IN_CHECKPOINTS) or _CHECKPOINT.fullmatch(key) is not None
-
-
-def found_in(folder: Path, root: Path) -> dict[str, _Found]:
-    """The files in a folder in which ranks write, by their keys.
-
-    Links, and what is not the folder's own, are left out, as they are when results are published;
-    and what may not be read, but for folders and what is called as checkpoints are.
-    """
-    found = {}
-    for path in paths_below(folder) if folder.is_dir() else ():
-        key = path.relative_to(folder).as_posix()
-        if _LEFT_OUT.fullmatch(key):
-            continue
-        try:
-            now = _looked_at(path, root, key)
-        except (FileRefused, OSError):
-            continue
-        found[key] = _Found(now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino)
-    return found
-
-
-def _looked_at(path: Path, root: Path, key: str) -> os.stat_result:
-    """Raises as ``open_beneath``."""
-    try:
-        descriptor = open_beneath(path, root)
-    except PermissionError:
-        now = os.lstat(path)
-        if stat.S_ISDIR(now.st_mode) or _CHECKPOINT.fullmatch(key):
-            return now
-        raise
-    try:
-        return os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def newest_in(folder: Path, root: Path) -> float:
-    """When the newest file of a checkpoint in a folder was written, in seconds since 1970; 0: there
-    is none.
-    """
-    found = found_in(folder, root).items()
-    return max((one.mtime_ns / 1e9 for key, one in found if is_checkpoint(key)), default=0.0)
-
-
-def is_to_go_on_from(folder: Path, root: Path, aside: Path) -> bool:
-    """Whether a folder has checkpoints: where a damaged one was moved to ``aside``, such as are
-    read again, for others may be what was beside it.
-    """
-    here = _written((key, one.mtime_ns) for key, one in found_in(folder, root).items())
-    return bool(_newest_read_again(here) if _damaged(aside) else here)
-
-
-def _is_read_again(key: str) -> bool:
-    return is_checkpoint(key) and key.endswith(READ_AGAIN)
-
-
-def _called(key: str) -> str:
-    """What the files of checkpoints of all steps have in common, also once they are elsewhere."""
-    return re.sub(r"\d+(?=.*\.)", "#", key.rpartition("/")[2])  # of .h5 the number stays
-
-
-def _written(times: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """When the newest of checkpoints that are called alike was written, of keys and times."""
-    newest: dict[str, int] = {}
-    for key, mtime_ns in times:
-        if is_checkpoint(key):
-            newest[_called(key)] = max(mtime_ns, newest.get(_called(key), 0))
-    return newest
-
-
-def _newest_read_again(written: Mapping[str, int], of_steps: bool = False) -> int:
-    """When the newest was written of those that were found whole; or of those with a number."""
-    return max(
-        (
-            mtime_ns
-            for name, mtime_ns in written.items()
-            if name.endswith(READ_AGAIN) and ("#" in name or not of_steps)
-        ),
-        default=0,
-    )
-
-
-def _damaged(aside: Path | None) -> set[str]:
-    """What those are called of which a damaged one was moved away."""
-    if aside is None:
-        return set()
-    with suppress(OSError):
-        return {_called(name) for name in os.listdir(aside) if name.endswith(READ_AGAIN)}
-    return set()
-
-
-def _is_further(one: Mapping[str, int], other: Mapping[str, int], damaged: set[str]) -> bool:
-    """Whether checkpoints are to be gone on from, and not others: first by those of which one was
-    damaged, for what is beside them may be newer; then by the newest of all.
-
-    Not so where another one of a step is newer than all of these: the script has gone on without.
-    """
-    if _newest_read_again(other, of_steps=True) > max(one.values(), default=0):
-        return False
-    pairs = [(one.get(name, 0), other.get(name, 0)) for name in damaged]
-    if any(mine != its for mine, its in pairs):
-        return any(mine > its for mine, its in pairs)
-    return max(one.values(), default=0) > max(other.values(), default=0)
-
-
-def _are_there(files: list[dict[str, Any]], found: Mapping[str, _Found]) -> bool:
-    """Whether the checkpoints of a snapshot, of which there are any, are the ones of a folder."""
-    read = [file for file in files if _is_read_again(file["key"])]
-    return bool(read) and all(
-        (one := found.get(file["key"])) is not None
-        and (one.size, one.mtime_ns) == (file["size"], file["mtime_ns"])
-        for file in read
-    )
-
-
 def drop(store: ObjectStore) -> None:
     """Removes what is below the place of a training's snapshots, these first.
 
@@ -733,39 +601,3 @@ def drop(store: ObjectStore) -> None:
 
 def _in_order(keys: Iterator[str]) -> list[str]:
     return sorted(keys, key=lambda key: (_NAME.fullmatch(key) is None, key))
-
-
-def _is_as_found(key: str, found: _Found, now: os.stat_result) -> bool:
-    """Whether what was read of an open file is what was found, wherever its name leads now."""
-    if now.st_ino != found.inode:
-        return False
-    if not is_checkpoint(key):  # of one that only grows, what was there is whole
-        return now.st_size >= found.size
-    if (now.st_size, now.st_mtime_ns) != (found.size, found.mtime_ns):
-        return False
-    return now.st_ctime_ns == found.ctime_ns or not now.st_nlink  # it was removed, or replaced
-
-
-def _is_half(key: str, file: IO[bytes]) -> bool:
-    """Whether a file of Keras, of which nobody knows more, has not what is written last: the table
-    of an archive; of HDF5 the size, which is at its beginning.
-
-    Source: the HDF5 File Format Specification, level 0A, for addresses of 8 bytes.
-    """
-    if not key.endswith((".keras", ".h5")):
-        return False
-    try:
-        head, nbytes = file.read(64), file.seek(0, os.SEEK_END)
-        if head.startswith(_HDF5):
-            at = {b"\0": 40, b"\1": 44}.get(head[8:9], 28)
-            half = int.from_bytes(head[at : at + 8], "little") != nbytes
-        else:
-            half = b"PK\3\4".startswith(head[:4]) and not zipfile.is_zipfile(file)
-    except zipfile.BadZipFile:
-        half = True
-    except OSError as error:
-        if error.errno != errno.ESTALE:  # another host has removed it: so finds who reads it
-            raise
-        half = True
-    file.seek(0)
-    return half

@@ -365,7 +365,7 @@ def test_a_half_written_checkpoint_that_was_saved_gives_way_to_the_one_before(
     with pytest.raises(JobFailed):
         tearing.run("fails")
     assert tearing.said() == "goes on from 2\n"
-    monkeypatch.setattr("ddl_airflow.storage.snapshots._is_half", lambda *_: False)
+    monkeypatch.setattr("ddl_airflow.storage.snapshots.is_half", lambda *_: False)
     workspace = tearing.layout.workspace
     place = place_of(tearing.store, tearing.layout.training_id)
     facts = {"dataset": fixed_run(tearing.layout)["made_of"]["dataset"]}

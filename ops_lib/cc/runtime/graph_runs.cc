@@ -110,7 +110,7 @@ void GraphRuns::CancelElsewhere(const CancelledRun& run) {
     }
     return;
   }
-  Awaited awaited{run.pending, run.reason};
+  CancelledRun awaited = run;
   bool joined = false;  // then nothing more comes
   for (const Request& request : queue_->pending()) {
     joined = joined || request.kind == Request::Kind::kJoin;
@@ -136,7 +136,7 @@ void GraphRuns::CancelElsewhere(const CancelledRun& run) {
   for (Request& request : queue_->Extract(held)) Hold(std::move(request));
 }
 
-bool GraphRuns::IsOf(const Request& request, Awaited* awaited) const {
+bool GraphRuns::IsOf(const Request& request, CancelledRun* awaited) const {
   for (auto one = awaited->pending.begin(); one != awaited->pending.end();) {
     const bool same_title = one->id.title == Title(request);
     if (one->id.stream != request.stream ||
@@ -154,10 +154,10 @@ bool GraphRuns::IsOf(const Request& request, Awaited* awaited) const {
   return false;
 }
 
-std::vector<GraphRuns::Awaited>::iterator GraphRuns::HoldingOf(const Request& request) {
+std::vector<CancelledRun>::iterator GraphRuns::HoldingOf(const Request& request) {
   if (awaited_.empty() || request.ordered || request.run == 0) return awaited_.end();
   if (PositionOf(request.run) >= 0) return awaited_.end();
-  return std::find_if(awaited_.begin(), awaited_.end(), [&](const Awaited& awaited) {
+  return std::find_if(awaited_.begin(), awaited_.end(), [&](const CancelledRun& awaited) {
     return std::any_of(awaited.pending.begin(), awaited.pending.end(), [&](const Pending& one) {
       return !one.id.ordered && one.id.stream == request.stream;
     });
@@ -176,8 +176,8 @@ std::optional<GraphRuns::Clock::time_point> GraphRuns::HeldUntil() const {
 
 void GraphRuns::FailHeld() {
   const Request& oldest = held_.front();
-  const auto holding = HoldingOf(oldest);
-  if (holding != awaited_.end()) {  // else there was no memory to release it
+  // Else it is released: it has had a collective since, or there was no memory to release it.
+  if (const auto holding = HoldingOf(oldest); holding != awaited_.end()) {
     const Status status = CancelledBy(holding->reason, Title(oldest));
     awaited_.erase(holding);
     Fail(oldest.run, status);

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "core/status.h"
@@ -55,17 +54,12 @@ class GraphRuns {
   void AwaitNothing();
 
  private:
-  struct Awaited {
-    std::vector<CancelledRun::Pending> pending;
-    std::string reason;
-  };
-
   // Of the last collective that the run has had; -1: of none.
   int64_t PositionOf(int64_t run) const;
   // Whether it is of the awaited run. What cannot come any more is struck out.
-  bool IsOf(const Request& request, Awaited* awaited) const;
+  bool IsOf(const Request& request, CancelledRun* awaited) const;
   // For what a request has to be held; the end if for nothing.
-  std::vector<Awaited>::iterator HoldingOf(const Request& request);
+  std::vector<CancelledRun>::iterator HoldingOf(const Request& request);
   void Hold(Request request);
   // Adds again what was held.
   void Release();
@@ -80,7 +74,7 @@ class GraphRuns {
   std::deque<FailedRun> failed_;  // the newest
   std::vector<int64_t> ran_;      // runs of the newest collectives, a ring
   int64_t ran_count_ = 0;
-  std::vector<Awaited> awaited_;
+  std::vector<CancelledRun> awaited_;  // of which nothing has come here
   std::vector<Request> held_;
   Clock::time_point held_since_;
 };

@@ -371,6 +371,10 @@ TEST(WhatMayBeOfACancelledRunIsHeldUntilItIsKnown) {
 TEST(WhatIsHeldFailsWhenNothingElseComesOrItsRankCancelsItToo) {
   RequestQueue queue(false);
   GraphRuns runs(&queue, std::chrono::hours(1));
+  const auto take = [&] {
+    (void)queue.Next(false);
+    (void)queue.Take();
+  };
   CancelledRun cancelled;
   cancelled.pending = {{{"AllReduce \"first\"", false, ""}, 0}};
   cancelled.reason = "rank 1 has cancelled it";
@@ -384,28 +388,24 @@ TEST(WhatIsHeldFailsWhenNothingElseComesOrItsRankCancelsItToo) {
     CHECK(queue.empty() && runs.HeldUntil(), "it is not held");
     runs.Add(Sum("eager", 1, false));
     CHECK(!queue.empty(), "it is of no run");
-    (void)queue.Next(false);
-    (void)queue.Take();
+    take();
     here ? runs.DropHeld() : runs.FailHeld();
     CHECK(ended.code() == (here ? Code::kCancelled : Code::kFailedPrecondition), ended.message());
     CHECK(!runs.HeldUntil(), "");
     runs.Add(Sum("first", 1, false, 9));
     CHECK(!queue.empty(), "a run fails once");
-    (void)queue.Next(false);
-    (void)queue.Take();
+    take();
   }
   runs.CancelElsewhere(cancelled);
   runs.Ran(11);
   runs.Add(Sum("first", 1, false, 11));
   CHECK(!queue.empty(), "a run that has had a collective is not the cancelled one");
-  (void)queue.Next(false);
-  (void)queue.Take();
+  take();
   runs.CancelElsewhere(cancelled);
   runs.Ran(12);
   runs.Add(Sum("second", 1, false, 12));
   CHECK(!queue.empty() && !runs.HeldUntil(), "nor can it be: it is not held");
-  (void)queue.Next(false);
-  (void)queue.Take();
+  take();
   Request join;
   join.kind = Request::Kind::kJoin;
   runs.Add(join);

@@ -258,6 +258,12 @@ def test_what_an_earlier_task_returned_is_taken(workspace, context_of):
     assert (train.nodes, asked["task_ids"]) == (3, "count")
 
 
+def with_data(manifest):
+    (manifest.parent / "data").mkdir()
+    (manifest.parent / "data" / "numbers").write_text("1")
+    return manifest
+
+
 @pytest.mark.parametrize("field", ["command", "commands", "evaluation"])
 def test_a_command_with_dates_in_a_run_without_any_fails_before_data_are_fetched(
     tmp_path, workspace, write_manifest, run_task, field
@@ -270,9 +276,7 @@ def test_a_command_with_dates_in_a_run_without_any_fails_before_data_are_fetched
     if field == "evaluation":
         more = f"evaluation: {{metric: f1, minimum: 1, command: 'python train.py {date}'}}\n"
     command = commands.get(field, "python train.py")
-    path = write_manifest(tmp_path / "dags", "dated", f"'{command}'", more=more)
-    (path.parent / "data").mkdir()
-    (path.parent / "data" / "numbers").write_text("1")
+    path = with_data(write_manifest(tmp_path / "dags", "dated", f"'{command}'", more=more))
     dag = dag_from(load_manifest(path), path)
     done = run_task(dag.get_task("stage_data"))
     assert done.state == "failed" and isinstance(done.error, AirflowFailException)
@@ -313,9 +317,7 @@ def test_none_is_no_word_of_a_command(
     if field == "evaluation":
         more = f"evaluation: {{metric: f1, minimum: 1, command: '{commands['command']}'}}\n"
     command = commands.get(field, "python train.py")
-    path = write_manifest(tmp_path / "dags", "dated", f"'{command}'", more=more)
-    (path.parent / "data").mkdir()
-    (path.parent / "data" / "numbers").write_text("1")
+    path = with_data(write_manifest(tmp_path / "dags", "dated", f"'{command}'", more=more))
     # Of these a trigger form asks for an experiment, and none is fine.
     text = path.read_text().replace("independent", "parameter_server")
     path.write_text(text)
@@ -323,9 +325,8 @@ def test_none_is_no_word_of_a_command(
     dag = dag_from(load_manifest(path), path)
     done = run_task(dag.get_task("stage_data"))
     assert done.state == "failed" and isinstance(done.error, AirflowFailException)
-    assert f"SettingInvalid: {'commands' if field == 'commands' else 'command'}: " in str(
-        done.error
-    )
+    named = "commands" if field == "commands" else "command"
+    assert f"SettingInvalid: {named}: " in str(done.error)
     assert f": {shown} has no value in this run" in str(done.error)
     assert not (workspace / "cache").exists()
     # What is taken without one, or made of None on purpose, is fine.

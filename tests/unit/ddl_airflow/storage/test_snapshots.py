@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from ddl_airflow.core.errors import AccessDenied, StagingError, TransferCorrupt
-from ddl_airflow.storage import snapshots
+from ddl_airflow.storage import checkpoint_files, snapshots
+from ddl_airflow.storage.checkpoint_files import is_to_go_on_from
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.snapshots import CheckpointsChange, Snapshots, TryIsOver, newest_in
+from ddl_airflow.storage.snapshots import CheckpointsChange, Snapshots, TryIsOver
 from tests.integration.disk import tiny_disk
 
 CHUNK = 1000
@@ -104,6 +105,12 @@ def write(folder, step, chance=None):
         old.unlink()
 
 
+def opens(monkeypatch, function):
+    """Has files be opened by it, to be looked at and to be read."""
+    for module in (checkpoint_files, snapshots):
+        monkeypatch.setattr(module, "open_beneath", function)
+
+
 def contents(folder):
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
@@ -123,7 +130,8 @@ def test_a_folder_that_is_lost_comes_back_as_it_was(store, folder):
     restored = of(store, folder, 2).restore()
     assert contents(folder) == expected
     assert (restored.files, restored.by_try, restored.made) == (5, 1, 17.0)
-    assert newest_in(folder, folder.parent) == 1001.0  # by which the newest is found
+    # By which the newest is found.
+    assert (folder / "checkpoints" / "m-1.index").stat().st_mtime == 1001.0
 
 
 def test_only_chunks_that_changed_are_sent_and_only_two_snapshots_kept(store, folder):
@@ -331,7 +339,7 @@ def test_a_checkpoint_that_changes_while_it_is_read_is_read_again_or_left(
             write(folder, 2)
         return real(path, root, *more)
 
-    monkeypatch.setattr(snapshots, "open_beneath", changing)
+    opens(monkeypatch, changing)
     of(store, folder).save()
     monkeypatch.undo()
     monkeypatch.setattr(snapshots, "CHUNK_BYTES", CHUNK)
@@ -355,7 +363,7 @@ def test_one_that_never_holds_still_is_not_saved(store, folder, monkeypatch):
             path.write_text(f"m-{count}")
         return real(path, root, *more)
 
-    monkeypatch.setattr(snapshots, "open_beneath", changing)
+    opens(monkeypatch, changing)
     with pytest.raises(CheckpointsChange, match=f"{folder}/checkpoints/checkpoint: .* changed"):
         of(store, folder).save()
     assert not (folder.parent.parent / "store").exists()  # nor anything sent
@@ -510,6 +518,15 @@ def keras(folder, body, time_s, name="model.keras"):
     os.utime(path, (time_s, time_s))
 
 
+def damaged_beside_another(store, folder, aside):
+    """The newest was damaged here, is whole in the store, and another is newer than that."""
+    keras(folder, b"whole", 1000)
+    of(store, folder).save()
+    keras(folder, b"torn", 2000)
+    keras(folder, b"best", 1999, name="best.keras")
+    torn(aside)(folder)
+
+
 def test_a_snapshot_of_a_damaged_checkpoint_gives_way_to_the_one_before(store, folder, tmp_path):
     aside = tmp_path / "damaged"
     saving = of(store, folder)
@@ -550,11 +567,7 @@ def test_a_snapshot_of_a_damaged_checkpoint_gives_way_to_the_one_before(store, f
 def test_a_damaged_checkpoint_here_does_not_hide_a_whole_one_in_the_store(store, folder, tmp_path):
     """Whatever else is newer here, and also if who moved it away was killed then."""
     aside = tmp_path / "damaged"
-    keras(folder, b"whole", 1000)
-    of(store, folder).save()
-    keras(folder, b"torn", 2000)
-    keras(folder, b"best", 1999, name="best.keras")
-    torn(aside)(folder)
+    damaged_beside_another(store, folder, aside)
     assert of(store, folder, 2).restore(torn(aside), aside) is not None
     assert (folder / "checkpoints" / "model.keras").read_bytes() == b"whole"
     # One that is whole again, and newer, is gone on from.
@@ -577,11 +590,7 @@ def test_one_that_a_script_removed_takes_no_newer_step_back(store, folder, tmp_p
 
 def test_newer_ones_that_give_way_to_an_older_snapshot_are_kept(store, folder, tmp_path):
     aside = tmp_path / "damaged"
-    keras(folder, b"whole", 1000)
-    of(store, folder).save()
-    keras(folder, b"torn", 2000)
-    keras(folder, b"best", 1999, name="best.keras")
-    torn(aside)(folder)
+    damaged_beside_another(store, folder, aside)
     kept = of(store, folder, 2).restore(torn(aside), aside).kept
     assert kept == aside / "result-2"
     assert (kept / "checkpoints" / "best.keras").read_bytes() == b"best"
@@ -751,7 +760,7 @@ def test_a_checkpoint_that_may_not_be_read_is_not_left_out(store, folder, monkey
     with pytest.raises(AccessDenied, match=f"checkpoints/{name}: only user .* may read it"):
         of(store, folder).save()
     # A try that follows may read it.
-    assert newest_in(folder, folder.parent) == 1e6
+    assert is_to_go_on_from(folder, folder.parent, folder.parent / "damaged")
 
 
 def test_an_earlier_try_that_still_runs_somewhere_stops(store, folder, tmp_path):
