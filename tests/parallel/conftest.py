@@ -20,19 +20,29 @@ from tests.soak.driver import clean_environment, compile_driver, mpirun_command
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 OPS_LIB = REPOSITORY / "ops_lib"
+# As horovodrun has it: where `import horovod` is ours.
+HOROVOD_PATHS = os.pathsep.join(
+    map(str, (OPS_LIB / "python", OPS_LIB / "python" / "ddl_ops" / "stand_in"))
+)
 LIBRARY = OPS_LIB / "python" / "ddl_ops" / "_ddl_ops.so"
-# What scripts/every_check.py runs, in its order.
-CHECKS_OF = {
-    path.stem: re.findall(r"^@check\ndef (\w+)", path.read_text(), re.MULTILINE)
+_CHECK = re.compile(r"^@check(?:\(least=(\d)\))?\ndef (\w+)", re.MULTILINE)
+# What scripts/every_check.py runs, in its order; with the number of ranks that it needs at least.
+CHECKS = {
+    path.stem: {name: int(least or 1) for least, name in _CHECK.findall(path.read_text())}
     for path in sorted((SCRIPTS / "checks").glob("*.py"))
 }
-CHECKS = [name for names in CHECKS_OF.values() for name in names]
-# Those of the ops themselves, without the front ends over them.
-OF_OPS = [
-    name
-    for of in ("collectives", "exchanges", "gradients", "requests", "sets")
-    for name in CHECKS_OF[of]
-]
+# Those of the ops themselves; the others are of the front ends over them.
+OPS = ("collectives", "exchanges", "gradients", "requests", "sets")
+
+
+def checks_for(ranks: int, *of: str) -> list[str]:
+    """The names of the checks of these subjects, or of all, that so many ranks can run."""
+    return [
+        name
+        for subject, checks in CHECKS.items()
+        for name, least in checks.items()
+        if subject in (of or CHECKS) and least <= ranks
+    ]
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,15 @@ class Ended:
         prefix = f"<{rank}> "
         lines = (line.removeprefix(f"[rank {rank}] ") for line in self.output.splitlines())
         return [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
+
+    def seconds_since(self, word: str) -> float:
+        """From the time that a rank said to the end of the job."""
+        return self.at - float(re.search(rf"> {word} at ([0-9.]+)", self.output)[1])
+
+    def require_warned(self, words: str) -> None:
+        """A rank said it after half of the limit of 3 s; ``{}`` is how long it has waited."""
+        waited = re.search(re.escape(words).replace(r"\{\}", "waited ([0-9.]+) s"), self.output)
+        assert waited and 1.5 <= float(waited[1]) < 3, self.output
 
 
 def rank_environment() -> dict[str, str]:

@@ -87,8 +87,10 @@ def test_keras_without_a_distributed_optimizer_fails(trained):
     """
     )
     assert ended.status.apart, ended
+    # On the page and the command line as for a script without ddl: test_mistakes.py.
     words = "ranks 0 and 1 imported ddl, computed gradients and averaged none. In Keras wrap"
     assert words in ended.status.reason
+    assert "ddl.keras.DistributedOptimizer(optimizer)" in ended.status.reason
     warning = "ddl: rank 0: WARNING: the optimizer 'sgd' does not average gradients: each of the 2"
     assert [text.count(warning) for text in ended.output] == [1, 0]
 

@@ -22,9 +22,9 @@ TRANSPORTS = pytest.mark.parametrize("transport", ["shm", "mpi"])
 TOTAL = "total [2.0, 1.0]"
 
 
-def job(driver: Path, how: str, *shim: str) -> list[str]:
+def job(driver: Path, how: str, *shim: str, ranks: int = 2) -> list[str]:
     library = driver.with_name("libengine.so")
-    return mpirun_command(2, *shim, sys.executable, str(SCRIPT), str(library), how)
+    return mpirun_command(ranks, *shim, sys.executable, str(SCRIPT), str(library), how)
 
 
 @TRANSPORTS
@@ -45,6 +45,8 @@ def test_job_ends_well(driver: Path, run_command: Callable, how: str, transport:
             assert said[1:] == ["child 7", TOTAL, "end of script"]
         elif how == "mpi4py second":
             assert said[1:] == ["mpi4py: True 1", "end of script"]
+        elif how == "mpi4py first":
+            assert said[2:] == ["finalized by mpi4py", "end of script"]
         elif how != "sys.exit":
             assert "end of script" in said
     if how == "in a thread":
@@ -73,6 +75,45 @@ def test_rank_that_vanishes_is_a_failure(
     assert ended.returncode != 0, ended.output
     assert ended.lines_of(1) == [TOTAL, "gone"]
     assert "end of script" not in ended.output
+
+
+def test_rank_that_exits_fails_the_others(driver: Path, run_command: Callable) -> None:
+    ended = run_command(job(driver, "exit 3"), {}, 30)
+    assert ended.returncode != 0
+    assert ended.seconds_since("exiting") < within(10)
+    assert 'AllReduceN "total": rank 1 has already ended its script' in ended.output
+
+
+def test_exit_code_of_all_ranks_is_kept(driver: Path, run_command: Callable) -> None:
+    ended = run_command(job(driver, "exit 3 together"), {}, 30)
+    assert ended.returncode == 3, ended.output
+
+
+def test_missing_root_is_named_on_every_rank(driver: Path, run_command: Callable) -> None:
+    ended = run_command(job(driver, "missing root"), {"DDL_STALL_TIMEOUT": "3"}, 60)
+    ended.require_warned('ddl: rank 1: AllReduceN "total": {} for rank 0 so far (limit 3.0 s)')
+    first, second = ended.lines_of(0), ended.lines_of(1)
+    assert len(first) == len(second) == 4, ended.output
+    assert first[1].startswith("error 3: ") and second[1].startswith("error 3: "), ended.output
+    assert "rank 1 waited longer than 3.0 s for rank 0 and gave up" in first[1]
+    assert "rank 0 did not come within 3.0 s" in second[1]
+    assert ended.returncode == 0, ended.output
+
+
+def test_limit_counts_from_the_arrival_of_rank_0(driver: Path, run_command: Callable) -> None:
+    ended = run_command(job(driver, "slow member", ranks=3), {"DDL_STALL_TIMEOUT": "5"}, 60)
+    assert ended.returncode == 0, ended.output
+    for rank in range(3):
+        assert ended.lines_of(rank) == ["total [3.0, 3.0]"] * 2 + ["end of script"]
+
+
+def test_ranks_wait_for_a_late_one_at_the_end(driver: Path, run_command: Callable) -> None:
+    stall = f"{within(0.5):.2f}"
+    ended = run_command(job(driver, "late end", ranks=3), {"DDL_STALL_TIMEOUT": stall}, 60)
+    assert ended.returncode == 0, ended.output
+    assert "so far" not in ended.output
+    for rank in range(3):
+        assert ended.lines_of(rank) == ["total [3.0, 3.0]", "end of script"]
 
 
 @pytest.mark.parametrize("how", ["mpi4py funneled", "mpi4py funneled on one"])

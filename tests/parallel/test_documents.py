@@ -46,6 +46,35 @@ def start(script: Path, environ: dict[str, str], *options: str) -> str:
     return done.stdout
 
 
+# What the page leaves out of the parts about making room, which are no whole scripts.
+AROUND = """
+import ddl, ddl.keras, keras, numpy as np
+save = train_step = lambda step: None
+first, steps = 0, 2
+build = lambda: keras.Sequential([keras.Input([8]), keras.layers.Dense(1)])
+rows = __import__("tensorflow").data.Dataset.from_tensors((np.ones((4, 8)), np.ones((4, 1))))
+"""
+
+
+def test_the_parts_about_making_room_begin_and_go_on(tmp_path):
+    """As one rank that nobody asks, in one process; tests/parallel/test_preemption.py asks."""
+    page = (ROOT / "docs/scripts.md").read_text("utf-8")
+    _, _, section = page.partition("## Asked to make room")
+    loop, with_keras, *_ = re.findall(r"^```py\n(.*?)^```", section, re.M | re.S)
+    assert "end_of_step" in loop and "PreemptionCallback" in with_keras
+    script = "\n".join((AROUND, loop, "EPOCHS = 1", with_keras, "EPOCHS = 2", with_keras))
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script}\nprint('began with', done, path)"],
+        env=os.environ | {"CHECKPOINT_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=within(120),
+        check=False,
+    )
+    assert f"began with 1 {tmp_path}/model-1.keras" in done.stdout, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"model-1.keras", "model-2.keras"}
+
+
 @pytest.mark.parametrize(
     "document, number, script", SCRIPTS, ids=[f"{one[0]}-{one[1]}" for one in SCRIPTS]
 )

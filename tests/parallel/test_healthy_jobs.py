@@ -7,58 +7,66 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.limits import within
-from tests.parallel.conftest import CHECKS, OF_OPS
+from tests.parallel.conftest import OPS, checks_for
+
+# Of Keras, what has a branch for one rank, and some that train; and what can differ among three.
+KERAS_ON_ONE = [
+    "keras_parts_of_a_batch_train_as_the_whole",
+    "keras_fit_ends_with_equal_weights_and_reports",
+    "keras_custom_loop_ends_with_equal_weights",
+    "keras_weights_that_end_apart_are_an_error_on_every_rank",
+    "keras_ranks_that_are_asked_to_end_go_on_with_the_batches_that_each_had_left",
+]
+KERAS_ON_THREE = [
+    "keras_ranks_without_a_batch_have_the_metrics_of_the_others",
+    "keras_ranks_with_more_batches_go_on_without_the_others",
+    "keras_ranks_that_are_asked_to_end_go_on_with_the_batches_that_each_had_left",
+]
+NAMES = {
+    1: [*checks_for(1, *OPS, "tf1"), *KERAS_ON_ONE],
+    2: checks_for(2),
+    3: [*checks_for(3, *OPS), *KERAS_ON_THREE],
+}
 
 
 @pytest.fixture(scope="module")
 def run_checks(run_ranks, tmp_path_factory):
-    """run_checks(ranks, *names) -> ranks, how they ended, and their progress lines."""
+    """run_checks(ranks) -> how they ended, and the file of their progress; one job for each."""
+    jobs = {}
 
-    def run(ranks: int, *names: str):
-        progress = tmp_path_factory.mktemp("job") / "progress.jsonl"
-        options = {"DDL_OPTIONS": "-mode p", "DDL_PROGRESS": str(progress)}
-        ended = run_ranks("every_check.py", ranks, *names, timeout_s=600, **options)
-        return ranks, ended, progress
+    def run(ranks: int):
+        if ranks not in jobs:
+            jobs[ranks] = None
+            progress = tmp_path_factory.mktemp("job") / "progress.jsonl"
+            options = {"DDL_OPTIONS": "-mode p", "DDL_PROGRESS": str(progress)}
+            names = NAMES[ranks]
+            ended = run_ranks("every_check.py", ranks, *names, timeout_s=600, **options)
+            jobs[ranks] = ended, progress
+        assert jobs[ranks], "the job did not end: see the first test that failed"
+        return jobs[ranks]
 
     return run
 
 
-@pytest.fixture(scope="module", params=[1, 3], ids=lambda ranks: f"np{ranks}")
-def job(request, run_checks):
-    return run_checks(request.param)
-
-
-@pytest.fixture(scope="module")
-def job_of_two(run_checks):
-    """The ops alone: the front ends over them have been tried with others, and with none."""
-    return run_checks(2, *OF_OPS)
-
-
-def passed_everywhere(job, name: str) -> None:
-    ranks, ended, _ = job
+@pytest.mark.parametrize(
+    ("ranks", "name"), [(ranks, name) for ranks, names in NAMES.items() for name in names]
+)
+def test_check_passes_on_every_rank(run_checks, ranks: int, name: str) -> None:
+    ended, _ = run_checks(ranks)
     said = [line for r in range(ranks) for line in ended.lines_of(r) if line.startswith(f"{name}:")]
     assert said == [f"{name}: ok"] * ranks, ended.output
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_check_passes_on_every_rank(job, name: str) -> None:
-    passed_everywhere(job, name)
-
-
-@pytest.mark.parametrize("name", OF_OPS)
-def test_check_passes_on_two_ranks(job_of_two, name: str) -> None:
-    passed_everywhere(job_of_two, name)
-
-
-def test_job_ends_cleanly(job) -> None:
-    _, ended, _ = job
+@pytest.mark.parametrize("ranks", NAMES)
+def test_job_ends_cleanly(run_checks, ranks: int) -> None:
+    ended, _ = run_checks(ranks)
     assert ended.returncode == 0, ended.output
     assert "prterun" not in ended.output
 
 
-def test_ops_report_progress_of_rank_0(job) -> None:
-    _, _, progress = job
+@pytest.mark.parametrize("ranks", NAMES)
+def test_ops_report_progress_of_rank_0(run_checks, ranks: int) -> None:
+    _, progress = run_checks(ranks)
     lines = [json.loads(line) for line in progress.read_text().splitlines()]
     ours = [line for line in lines if line["source"] == "ops"]
     assert ours, lines
@@ -103,24 +111,3 @@ def test_alone_there_is_one_rank_and_explicit_calls_say_how_to_start(
         assert line.startswith(f"RuntimeError: ddl.{call}() needs several ranks"), said
         assert "ddl-run --np 2 python script.py" in line
     assert said[-2:] == ["trained alone", "end of script"]
-
-
-def test_mpi4py_may_start_and_end_mpi(run_ranks: Callable) -> None:
-    ended = run_ranks("ends.py", 2, "mpi4py first", DDL_OPTIONS="-mode p")
-    assert ended.returncode == 0, ended.output
-    for rank in range(2):
-        assert ended.lines_of(rank) == [
-            f"mpi4py: rank {rank} of 2",
-            "total [2.0, 1.0]",
-            "finalized by mpi4py",
-            "end of script",
-        ]
-
-
-def test_ranks_wait_for_a_late_one_at_the_end(run_ranks: Callable) -> None:
-    stall = f"{within(0.5):.2f}"
-    ended = run_ranks("ends.py", 3, "late end", DDL_OPTIONS="", DDL_STALL_TIMEOUT=stall)
-    assert ended.returncode == 0, ended.output
-    assert "waiting for" not in ended.output
-    for rank in range(3):
-        assert ended.lines_of(rank) == ["total [3.0, 3.0]", "end of script"]

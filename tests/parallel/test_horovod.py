@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.parallel.conftest import HOROVOD_PATHS
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "horovod_checks.py"
 CHECKS = re.findall(r"^@check\ndef (\w+)", SCRIPT.read_text(), re.MULTILINE)
@@ -30,3 +33,44 @@ def test_horovodrun_names_flags_without_effect_and_ends_well(job):
 def test_check_of_horovod_passes_on_every_rank(job, name):
     said = [line for rank in range(2) for line in job.lines_of(rank)]
     assert [line for line in said if line.startswith(f"{name}:")] == [f"{name}: ok"] * 2, job.output
+
+
+@pytest.fixture
+def output_of(run_command, tmp_path: Path) -> Callable[[str], str]:
+    """output_of(script): of a script for Horovod that Python alone starts."""
+
+    def run(script: str) -> str:
+        (main := tmp_path / "main.py").write_text(script)
+        return run_command([sys.executable, str(main)], {"PYTHONPATH": HOROVOD_PATHS}, 120).output
+
+    return run
+
+
+def test_horovod_run_takes_functions_of_the_main_script(mpirun, output_of):
+    output = output_of(
+        "import horovod\n"
+        "def add(a):\n"
+        "    import horovod.tensorflow as hvd\n"
+        "    hvd.init()\n"
+        "    later = hvd.broadcast_object((lambda: a) if hvd.rank() == 0 else None)\n"
+        "    return hvd.rank() + later()\n"
+        "if __name__ == '__main__':\n"
+        "    print('returned', horovod.run(add, args=(10,), np=2))\n"
+    )
+    assert "returned [10, 11]\n" in output, output
+
+
+def test_a_script_without_horovodrun_updates_a_row_of_several_slices_once(output_of):
+    output = output_of(
+        "import keras\n"
+        "import tensorflow as tf\n"
+        "import horovod.tensorflow as hvd\n"
+        "hvd.init()\n"
+        "table = keras.Variable([[1.0], [1.0]])\n"
+        "optimizer = hvd.DistributedOptimizer(keras.optimizers.Adagrad(0.1))\n"
+        "slices = tf.IndexedSlices(tf.fill([3, 1], 2.0), tf.constant([1, 1, 1]), [2, 1])\n"
+        "optimizer.apply_gradients([(slices, table)])\n"
+        "print('table %.4f %.4f' % tuple(table.numpy().ravel()))\n"
+    )
+    # 1 - 0.1 * 6 / sqrt(0.1 + 6 ** 2)
+    assert "table 1.0000 0.9001\n" in output, output

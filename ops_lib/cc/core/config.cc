@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "core/numbers.h"
+
 namespace ddl {
 namespace {
 
@@ -19,7 +21,7 @@ std::string Read(const char* name) {
 Status ReadConfig(Config* config) {
   if (const std::string text = Read("DDL_STALL_TIMEOUT"); !text.empty()) {
     char* end = nullptr;
-    const double seconds = std::strtod(text.c_str(), &end);
+    const double seconds = ReadNumber(text.c_str(), &end);
     if (*end != '\0' || !std::isfinite(seconds) || seconds <= 0) {
       return Status(Code::kInvalidArgument, "DDL_STALL_TIMEOUT is '" + text +
                                                 "'. Give a positive number of seconds, as in 60.");

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "core/numbers.h"
+
 namespace ddl {
 
 // How often a sleeping rank checks the liveness of those that it waits for.
@@ -32,7 +34,7 @@ class WarningSchedule {
 
 // "3.0 s"
 inline std::string Seconds(double seconds) {
-  const std::string text = std::to_string(seconds);
+  const std::string text = Format("%f", seconds);
   return text.substr(0, text.find('.') + 2) + " s";
 }
 

@@ -1,8 +1,11 @@
 // What Python calls through ctypes, besides the ops.
 
+#include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <future>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +36,14 @@ ddl::Request NewRequest(const char* op_name, const char* name, const char* strea
   request.stream = ddl::OneLine(stream);
   request.dtype = static_cast<ddl::DType>(dtype);
   return request;
+}
+
+// An array of that shape, reduced or overwritten in place.
+ddl::TensorBuffer InPlace(void* values, const int64_t* dims, int ndims) {
+  const std::vector<int64_t> shape(dims, dims + ndims);
+  const int64_t count = std::accumulate(shape.begin(), shape.end(), int64_t{1},
+                                        std::multiplies<int64_t>());
+  return {values, values, count, shape};
 }
 
 // Hands the request to the engine and waits for its end. Returns a Code.
@@ -72,30 +83,31 @@ __attribute__((visibility("default"))) int ddl_has_abandoned_messages() {
   return ddl::MpiSession::HasAbandonedMessages() ? 1 : 0;
 }
 
-// Sums (or averages) `count` elements over the ranks in place, and waits for that. `stream`: see
-// Request. `dtype` is a DType. Returns a Code, with a message if it is not 0.
+// Sums (or averages) an array over the ranks in place, and waits for that. `stream`: see Request.
+// `dtype` is a DType. Returns a Code, with a message if it is not 0.
 __attribute__((visibility("default"))) int ddl_all_reduce(const char* name, const char* stream,
                                                           int dtype, int average, int optional,
-                                                          void* values, int64_t count,
-                                                          char* message, int message_size) {
+                                                          void* values, const int64_t* dims,
+                                                          int ndims, char* message,
+                                                          int message_size) {
   ddl::Request request = NewRequest("AllReduce", name, stream, dtype);
   request.average = average != 0;
   // One rank alone may ask for what is optional, so it has no position among the ordered ones.
   request.ordered = optional == 0;
   request.optional = optional != 0;
-  request.tensors.push_back({values, values, count, {count}});
+  request.tensors.push_back(InPlace(values, dims, ndims));
   return Run(std::move(request), message, message_size);
 }
 
-// Overwrites `nbytes` at `values` with those of rank `root`. Returns as ddl_all_reduce.
+// Overwrites an array with that of rank `root`. Arguments and result as of ddl_all_reduce.
 __attribute__((visibility("default"))) int ddl_broadcast(const char* name, const char* stream,
-                                                         int root, void* values, int64_t nbytes,
+                                                         int dtype, int root, void* values,
+                                                         const int64_t* dims, int ndims,
                                                          char* message, int message_size) {
-  ddl::Request request =
-      NewRequest("Bcast", name, stream, static_cast<int>(ddl::DType::kUint8));
+  ddl::Request request = NewRequest("Bcast", name, stream, dtype);
   request.kind = ddl::Request::Kind::kBroadcast;
   request.root = root;
-  request.tensors.push_back({values, values, nbytes, {nbytes}});
+  request.tensors.push_back(InPlace(values, dims, ndims));
   return Run(std::move(request), message, message_size);
 }
 
@@ -150,21 +162,27 @@ __attribute__((visibility("default"))) int ddl_configure_team(int team, int smoo
   return ReturnStatus(ddl::ProcessTeams().Configure(team, plan), message, message_size);
 }
 
-// One step of a team, see Teams::Step: reads `tensors` arrays `in` of `counts` elements, and writes
-// what the step applies to `out`. Waits as long as the step has to. Returns as ddl_all_reduce.
+// One step of a team, see Teams::Step: reads `tensors` arrays `in`, and writes what the step
+// applies to `out`. Array i has ndims[i] dimensions; `dims` holds those of all, one after the
+// other. Waits as long as the step has to. Returns as ddl_all_reduce.
 __attribute__((visibility("default"))) int ddl_team_gradients(int team, const char* name,
                                                               const char* stream, int dtype,
                                                               int tensors, const void** in,
-                                                              void** out, const int64_t* counts,
-                                                              char* message, int message_size) {
+                                                              void** out, const int64_t* dims,
+                                                              const int* ndims, char* message,
+                                                              int message_size) {
   ddl::Request request = NewRequest("TeamGradients", name, stream, dtype);
   // Reduced in place: the caller may change `in` as soon as this returns.
   const auto copies = std::make_shared<std::vector<std::vector<char>>>();
+  std::vector<int64_t> counts;
   for (int i = 0; i < tensors; ++i) {
+    ddl::TensorBuffer tensor = InPlace(nullptr, dims, ndims[i]);
     const char* from = static_cast<const char*>(in[i]);
-    copies->emplace_back(from, from + counts[i] * ddl::DTypeSize(request.dtype));
-    char* values = copies->back().data();
-    request.tensors.push_back({values, values, counts[i], {counts[i]}});
+    copies->emplace_back(from, from + tensor.count * ddl::DTypeSize(request.dtype));
+    tensor.in = tensor.out = copies->back().data();
+    counts.push_back(tensor.count);
+    request.tensors.push_back(std::move(tensor));
+    dims += ndims[i];
   }
   const ddl::DType type = request.dtype;
   std::promise<ddl::Status> ended;

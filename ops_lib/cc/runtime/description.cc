@@ -7,6 +7,8 @@
 #include <functional>
 #include <numeric>
 
+#include "core/numbers.h"
+
 namespace ddl {
 namespace {
 
@@ -56,7 +58,7 @@ std::string OptionsOf(const Request& request) {
   text += kOpOption;
   text += request.average ? kAverage : request.adasum ? kAdasum : ReduceOpName(request.op);
   if (request.unfused) text += kUnfusedOption;
-  if (request.tolerance > 0) text += kCheckOption + std::to_string(request.tolerance);
+  if (request.tolerance > 0) text += kCheckOption + Format("%g", request.tolerance);
   return text;
 }
 
@@ -154,7 +156,8 @@ Status Parse(const std::string& description, Request* request) {
     request->unfused = options.find(kUnfusedOption) != std::string::npos;
     const size_t check = options.find(kCheckOption);
     if (check != std::string::npos) {
-      request->tolerance = std::atof(options.c_str() + check + sizeof(kCheckOption) - 1);
+      const char* tolerance = options.c_str() + check + sizeof(kCheckOption) - 1;
+      request->tolerance = ReadNumber(tolerance, nullptr);
     }
   }
   for (size_t i = kFirstTensorLine; i < lines.size(); ++i) {

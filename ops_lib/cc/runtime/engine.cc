@@ -325,6 +325,9 @@ void Engine::ServeRequest(Request* next, std::optional<Clock::time_point>* first
   record.start = std::max(**first_proposed, next->submitted);
   Action action;
   record.status = RunCollective(next, &record, &action);
+  if (record.status.ok() && action.kind != Action::Kind::kRetry) {
+    record.status = CheckSessions(*next);
+  }
   if (record.status.ok() && action.kind == Action::Kind::kRetry) {
     LogChoice(*next);
     return;
@@ -350,6 +353,30 @@ void Engine::ServeRequest(Request* next, std::optional<Clock::time_point>* first
     return std::move(request.done);  // first nothing holds the tensors any more
   }();
   done(record.status);
+}
+
+Status Engine::CheckSessions(const Request& served) {
+  if (served.session == 0 || served.IsCancelled() || topology_.size == 1) return Status();
+  const auto collides = [&served](const Request& one) {
+    return !one.IsCancelled() && AreOfTwoSessions(one, served);
+  };
+  const std::deque<Request>& pending = request_queue_->pending();
+  bool found = std::any_of(pending.begin(), pending.end(), collides);
+  if (!found) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    found = std::any_of(submitted_.begin(), submitted_.end(), collides);
+  }
+  if (!found) return Status();
+  const Status status(
+      Code::kFailedPrecondition,
+      Title(served) + ": two sessions of rank " + std::to_string(topology_.rank) +
+          " ask for it at once, and the ranks cannot tell by its name which of them it is for. "
+          "Make each graph in a variable scope of its own, alike on all ranks (with "
+          "graph.as_default(), tf.compat.v1.variable_scope(\"generator\"): ...), or run the "
+          "sessions one after the other.");
+  communicator_->Break(status);
+  agreement_->Break(status);
+  return status;
 }
 
 void Engine::TakeSubmitted() {

@@ -97,6 +97,9 @@ class Engine {
   Request* NextRequest();
   // The same where rank 0 has chosen which. Null: the others no longer wait for it.
   Request* ChosenRequest();
+  // An error, which breaks the group, if another session waits for what has the name of `served`:
+  // another rank may have served the other one's in its place.
+  Status CheckSessions(const Request& served);
   // Fails what other ranks have cancelled, moves what was submitted to the request queue, and drops
   // what was cancelled here.
   void TakeSubmitted();

@@ -6,6 +6,7 @@
 
 #include "core/arithmetic.h"
 #include "core/half.h"
+#include "core/numbers.h"
 
 namespace ddl {
 
@@ -82,7 +83,7 @@ Status FusedAllReduce::RunChecked(const Request& request) {
                   request.op_name + " \"" + request.name + "\": tensor " + std::to_string(i) +
                       " has " + std::to_string(static_cast<int64_t>(deviations[i])) +
                       " elements (over all ranks) that differ from MPI_Allreduce by more than " +
-                      std::to_string(request.tolerance) +
+                      Format("%g", request.tolerance) +
                       ". Raise check for sums of very different magnitudes; else report a bug.");
   }
   return Status();

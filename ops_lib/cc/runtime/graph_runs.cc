@@ -54,7 +54,16 @@ void GraphRuns::Add(Request request) {
     request.done(failed.status);
     return;
   }
-  if (request.kind == Request::Kind::kJoin) AwaitNothing();  // of those runs comes no more
+  if (request.kind == Request::Kind::kJoin) {
+    AwaitNothing();  // of those runs comes no more
+  } else if (IsJoining()) {
+    const Status status(Code::kFailedPrecondition,
+                        Title(request) + ": another thread of this rank has joined. A rank joins "
+                        "as a whole: call ddl.join() once, after its other threads have ended.");
+    Fail(request.run, status);
+    request.done(status);
+    return;
+  }
   for (auto awaited = awaited_.begin(); awaited != awaited_.end();) {
     if (IsOf(request, &*awaited)) {
       const Status status = CancelledBy(awaited->reason, Title(request));
@@ -71,6 +80,11 @@ void GraphRuns::Add(Request request) {
   } else {
     queue_->Add(std::move(request));
   }
+}
+
+bool GraphRuns::IsJoining() const {
+  // Add lets nothing come after it.
+  return !queue_->empty() && queue_->pending().back().kind == Request::Kind::kJoin;
 }
 
 int64_t GraphRuns::PositionOf(int64_t run) const {
@@ -111,9 +125,7 @@ void GraphRuns::CancelElsewhere(const CancelledRun& run) {
     return;
   }
   CancelledRun awaited = run;
-  bool joined = false;  // then nothing more comes
   for (const Request& request : queue_->pending()) {
-    joined = joined || request.kind == Request::Kind::kJoin;
     if (!IsOf(request, &awaited)) continue;
     const Status status = CancelledBy(awaited.reason, Title(request));
     if (request.run != 0) {
@@ -129,7 +141,7 @@ void GraphRuns::CancelElsewhere(const CancelledRun& run) {
     Fail(request.run, CancelledBy(awaited.reason, Title(request)));
     return;
   }
-  if (awaited.pending.empty() || joined) return;
+  if (awaited.pending.empty() || IsJoining()) return;  // nothing more comes of a rank that joins
   if (awaited_.size() == kRemembered) awaited_.erase(awaited_.begin());
   awaited_.push_back(std::move(awaited));
   const auto held = [this](const Request& one) { return HoldingOf(one) != awaited_.end(); };

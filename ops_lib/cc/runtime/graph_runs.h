@@ -24,7 +24,8 @@ class GraphRuns {
   // `queue` must outlive this object. `most_held`: see HeldUntil.
   GraphRuns(RequestQueue* queue, Clock::duration most_held);
 
-  // Puts it into the queue; or completes it, where its run has failed.
+  // Puts it into the queue; or completes it with an error, where its run has failed or this rank
+  // joins: the others get zeros of that rank, whatever else it is asked for.
   void Add(Request request);
 
   // All ranks run a collective, of this run here; 0: of none.
@@ -54,6 +55,7 @@ class GraphRuns {
   void AwaitNothing();
 
  private:
+  bool IsJoining() const;
   // Of the last collective that the run has had; -1: of none.
   int64_t PositionOf(int64_t run) const;
   // Whether it is of the awaited run. What cannot come any more is struck out.

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 
 #include "core/log.h"
+#include "core/numbers.h"
 
 namespace ddl {
 namespace {
@@ -52,13 +52,11 @@ void ProgressWriter::Flush() {
   if (file_ < 0 || !unwritten_) return;
   const double now =
       std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  char line[256];
-  const int length = std::snprintf(
-      line, sizeof(line),
+  const std::string line = Format(
       "{\"t\": %.3f, \"source\": \"ops\", \"step\": %lld, \"comm_s\": %.6f, "
       "\"wait_s\": %.6f, \"bytes_reduced\": %lld}\n",
       now, static_cast<long long>(step_), comm_s_, wait_s_, static_cast<long long>(bytes_reduced_));
-  if (write(file_, line, length) != length) {
+  if (write(file_, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
     // A full disk must not end a training that needs nothing from this file.
     LogLine(0, std::string("DDL_PROGRESS: write failed: ") + std::strerror(errno) +
                    ". No more progress lines.");

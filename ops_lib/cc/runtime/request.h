@@ -57,6 +57,8 @@ struct Request {
   // Requests of one run of a graph fail together, because TensorFlow ends a run at its first error.
   // Process-wide; 0: this one fails alone.
   int64_t run = 0;
+  // Which of the sessions of this process runs the graph. 0: not known.
+  uint64_t session = 0;
   std::string hint;  // what to do where another rank asks for something else in its place
   // Instead of a stall it fails with Unavailable, and the group goes on, if rank 0 asks for it and
   // all ranks that do not have reported that they wait for something else.

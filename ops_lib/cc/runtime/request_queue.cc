@@ -16,6 +16,11 @@ std::string KeyOf(const RequestId& id) { return id.stream + "\n" + id.title; }
 
 }  // namespace
 
+bool AreOfTwoSessions(const Request& one, const Request& other) {
+  return one.session != 0 && other.session != 0 && one.session != other.session && !one.ordered &&
+         !other.ordered && one.stream == other.stream && Title(one) == Title(other);
+}
+
 void RequestQueue::Add(Request request) {
   if (request.ordered && !stream_) stream_ = request.stream;
   negotiates_ = negotiates_ || (!alone_ && (!request.ordered || request.stream != *stream_));

@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "core/numbers.h"
+
 namespace ddl {
 namespace {
 
@@ -21,14 +23,6 @@ double SecondsBetween(CollectiveRecord::Time begin, CollectiveRecord::Time end) 
 double AlgBwGbS(const RankStatistics& rank) {
   return rank.transfer_s > 0 ? static_cast<double>(rank.transfer_bytes) / rank.transfer_s / 1e9
                              : 0.0;
-}
-
-// The result of printf with these arguments.
-template <typename... Arguments>
-std::string Format(const char* format, Arguments... arguments) {
-  char text[512];
-  const int length = std::snprintf(text, sizeof(text), format, arguments...);
-  return std::string(text, std::min<size_t>(length, sizeof(text) - 1));
 }
 
 }  // namespace

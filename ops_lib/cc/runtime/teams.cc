@@ -1,10 +1,10 @@
 #include "runtime/teams.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 
 #include "core/arithmetic.h"
+#include "core/numbers.h"
 
 namespace ddl {
 namespace {
@@ -184,7 +184,7 @@ void Teams::Account(const Key& key, const TeamPlan& plan, int64_t step, Clock::t
   if (plan.report_every <= 0) return;
   const double waited_s = std::chrono::duration<double>(Clock::now() - begin).count();
   const AsyncReduction* reduction = gradients.own ? gradients.own.get() : gradients.previous.get();
-  char line[320];
+  std::string line;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     Series& series = series_[key];
@@ -192,8 +192,7 @@ void Teams::Account(const Key& key, const TeamPlan& plan, int64_t step, Clock::t
     series.communicating_s += std::max(reduction != nullptr ? reduction->seconds() : 0, waited_s);
     if (step % plan.report_every != 0) return;
     const double per_step_ms = 1e3 / static_cast<double>(plan.report_every);
-    std::snprintf(line, sizeof(line),
-                  "dl_comm team %d \"%.100s\": step %lld of %lld, %s: %.3f MB a step, "
+    line = Format("dl_comm team %d \"%.100s\": step %lld of %lld, %s: %.3f MB a step, "
                   "communication %.3f ms a step, %.3f ms of it hidden behind computing",
                   std::get<0>(key), std::get<2>(key).c_str(), static_cast<long long>(step),
                   static_cast<long long>(plan.max_steps), PhaseName(gradients.weight),

@@ -13,6 +13,7 @@
 #include "runtime/description.h"
 #include "runtime/process_sets.h"
 #include "tensorflow/core/framework/kernel_def_builder.h"
+#include "tf/eager_names.h"
 #include "xla/stream_executor/stream.h"
 #include "xla/stream_executor/stream_executor.h"
 
@@ -114,7 +115,7 @@ CollectiveKernel::CollectiveKernel(tf::OpKernelConstruction* construction)
   std::string mismatch;
   OP_REQUIRES_OK(construction, construction->GetAttr("mismatch", &mismatch));
   if (mismatch == "failed_precondition") mismatch_ = Code::kFailedPrecondition;
-  request_ = OneLine(request_.empty() ? name() : request_);
+  if (request_.empty()) request_ = name();
   stream_ = OneLine(stream_);
   runs_ = RunsOf(process_set_, stream_);
 }
@@ -136,7 +137,7 @@ void CollectiveKernel::ComputeAsync(tf::OpKernelContext* context, DoneCallback d
   }
   if (!alone) {
     context->SetStatus(absl::FailedPreconditionError(
-        type_string() + " \"" + request_ +
+        type_string() + " \"" + TakeName(request_) +
         "\": two threads run collectives of one thread at once, and the ranks cannot tell whose "
         "turn it is. Make a tf.function in the thread that runs it."));
     done();
@@ -163,7 +164,7 @@ Request CollectiveKernel::NewRequest(Request::Kind kind, tf::OpKernelContext* co
   Request request;
   request.kind = kind;
   request.op_name = type_string();
-  request.name = request_;
+  request.name = TakeName(request_);
   // TensorFlow runs iterations of a loop in parallel: without this, one of ours could be matched
   // with another one of theirs. The frame's number is a hash of names and iterations, the same on
   // every rank.
@@ -175,7 +176,9 @@ Request CollectiveKernel::NewRequest(Request::Kind kind, tf::OpKernelContext* co
   if (process_set_ != 0) request.instance += " in process set " + std::to_string(process_set_);
   request.ordered = ordered_;
   request.stream = stream_;
-  request.run = context->step_id();  // 0 for eager ops
+  request.run = context->step_id();
+  // Each session has devices of its own.
+  request.session = context->device()->attributes().incarnation();
   request.dtype = ToDType(output_type(0));
   return request;
 }
@@ -188,7 +191,7 @@ std::shared_ptr<KernelCompletion> CollectiveKernel::NewCompletion(tf::OpKernelCo
 void CollectiveKernel::SetSignature(Request* request,
                                     const std::vector<const tf::Tensor*>& shaped) {
   const auto same = [&](const Signature& signature) {
-    if (signature.dims.size() != shaped.size()) return false;
+    if (signed_name_ != request->name || signature.dims.size() != shaped.size()) return false;
     for (size_t i = 0; i < shaped.size(); ++i) {
       const std::vector<int64_t>& dims = signature.dims[i];
       if (static_cast<int>(dims.size()) != shaped[i]->dims()) return false;
@@ -205,6 +208,7 @@ void CollectiveKernel::SetSignature(Request* request,
       for (int d = 0; d < shaped[i]->dims(); ++d) dims->push_back(shaped[i]->dim_size(d));
     }
     signature_ = ddl::MakeSignature(*request);
+    signed_name_ = request->name;
   }
   request->signature = signature_;
 }

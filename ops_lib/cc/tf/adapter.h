@@ -23,7 +23,8 @@ absl::Status ToTensorFlow(const Status& status);
 
 // The attributes of every collective.
 //   ordered   something above the ops keeps the order
-//   request   the name by which ranks know it; empty: that of the op. For eager ops, which have none
+//   request   the name by which ranks know it, or where that is (see tf/eager_names.h); empty: that
+//             of the op. For eager ops, which have none
 //   stream    of ordered ones: the thread that keeps the order, see Request
 //   mismatch  the error where ranks differ
 inline constexpr char kOrderedAttribute[] = "ordered: bool = false";
@@ -106,7 +107,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
   static bool OnCancellation(tensorflow::OpKernelContext* context, KernelCompletion* completion,
                              const std::function<void()>& cancel);
 
-  // Gives `request` its signature: the one of the run before if the shapes are the same.
+  // Gives `request` its signature: the one of the run before if name and shapes are the same.
   void SetSignature(Request* request, const std::vector<const tensorflow::Tensor*>& shaped);
 
  private:
@@ -115,8 +116,9 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
   std::string request_;
   std::string stream_;
   Code mismatch_ = Code::kInvalidArgument;
-  std::mutex mutex_;  // guards signature_
+  std::mutex mutex_;  // guards what follows
   std::shared_ptr<const Signature> signature_;
+  std::string signed_name_;  // of the request that has it
   Runs* runs_ = nullptr;  // of its stream
 };
 

@@ -54,7 +54,7 @@ class TeamGradientsOp : public CollectiveKernel {
   void Start(tf::OpKernelContext* context, DoneCallback done) override {
     Request request = NewRequest(Request::Kind::kAllReduce, context);
     // The engine may work on them after this step is over, and it fails alone.
-    request.run = 0;
+    request.run = request.session = 0;
     const auto inputs = std::make_shared<std::vector<tf::Tensor>>();
     const auto outputs = std::make_shared<std::vector<tf::Tensor>>();
     for (int i = 0; i < context->num_inputs(); ++i) {

@@ -17,6 +17,8 @@ from ddl_ops.program_order import stream
 
 # ddl::Code of ops_lib/cc/core/status.h.
 _INVALID_ARGUMENT = 1
+_FAILED_PRECONDITION = 2
+_ABORTED = 5
 _UNAVAILABLE = 6
 _DIGEST_WORDS = 8  # of 32 bits, so that sums over ranks fit 64
 # What messages may still be written to. Never freed.
@@ -29,6 +31,22 @@ class NotTogetherError(RuntimeError):
     """Some ranks did not call what all have to."""
 
 
+class RankGoneError(RuntimeError):
+    """A rank has left or died, or none can be reached: a consequence of what ended that one.
+
+    Whoever started the job looks for the cause elsewhere (ddl_airflow.launchers.records). The ops
+    raise FailedPreconditionError for the same.
+    """
+
+
+_ERRORS = {
+    _INVALID_ARGUMENT: ValueError,
+    _FAILED_PRECONDITION: RankGoneError,
+    _ABORTED: RankGoneError,
+    _UNAVAILABLE: NotTogetherError,
+}
+
+
 def _raise_unless_ok(
     code: int, message: ctypes.Array[ctypes.c_char], given: np.ndarray[Any, Any] | None = None
 ) -> None:
@@ -37,10 +55,7 @@ def _raise_unless_ok(
         return
     if given is not None and runtime().ddl_has_abandoned_messages():
         _abandoned.append(given)
-    text = message.value.decode(errors="replace")
-    if code == _INVALID_ARGUMENT:
-        raise ValueError(text)
-    raise NotTogetherError(text) if code == _UNAVAILABLE else RuntimeError(text)
+    raise _ERRORS.get(code, RuntimeError)(message.value.decode(errors="replace"))
 
 
 def _all_reduce(
@@ -50,18 +65,37 @@ def _all_reduce(
     message = ctypes.create_string_buffer(2048)
     code = runtime().ddl_all_reduce(
         *(name.encode(), _stream(name), _dtype_number(array), average, optional),
-        *(array.ctypes.data, array.size, message, len(message)),
+        *(array.ctypes.data, _dims(array.shape), array.ndim, message, len(message)),
     )
     _raise_unless_ok(code, message, array)
 
 
 def _dtype_number(array: np.ndarray[Any, Any]) -> int:
-    if array.dtype.name not in _SUMMED:
+    if array.dtype not in _SUMMED:  # nor are numbers of the other byte order
         raise TypeError(
-            f"dl_comm cannot add arrays of {array.dtype.name}. Convert them to one of "
+            f"dl_comm cannot add arrays of {array.dtype}. Convert them to one of "
             f"{', '.join(_SUMMED)}."
         )
     return int(runtime().ddl_dtype(array.dtype.name.encode()))
+
+
+def _dims(*shapes: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
+    """Those of all shapes, one after the other."""
+    dims = [dim for shape in shapes for dim in shape]
+    return (ctypes.c_int64 * len(dims))(*dims)
+
+
+def _native(array: np.ndarray[Any, Any], *, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    """The array in one piece, and in the byte order of this machine, in which ranks add up."""
+    return np.array(array, array.dtype.newbyteorder("="), copy=copy, order="C")
+
+
+def _layout(dtype: np.dtype[Any]) -> str:
+    """What its bytes mean: fields and where they are, whatever kind of record it is."""
+    if dtype.names is None:
+        return str(dtype)
+    fields = (dtype.fields or {}).items()
+    return str([(name, _layout(field[0]), field[1]) for name, field in fields])
 
 
 def _stream(what: str) -> bytes:
@@ -88,7 +122,8 @@ def join() -> int:
     """Contributes zeros to what the other ranks reduce, until all ranks have called it.
 
     Meanwhile averages are over the ranks that have not joined. Returns the last rank that joined:
-    the one that has had the most data. Raises RuntimeError if a rank leaves or does not come.
+    the one that has had the most data. Raises RankGoneError if a rank leaves, and RuntimeError if
+    one does not come.
     """
     last = ctypes.c_int(0)
     message = ctypes.create_string_buffer(2048)
@@ -110,7 +145,7 @@ def have_joined() -> bool:
 
 def average(array: np.ndarray[Any, Any]) -> None:
     """Averages an array over the ranks, in place. Errors as gradients."""
-    values = np.array(array, order="C")
+    values = _native(array, copy=True)
     _all_reduce("dl_comm.average", values, average=True)
     if values.ndim:  # a single number is to be shown
         averaging.averaged_by_script()
@@ -118,14 +153,22 @@ def average(array: np.ndarray[Any, Any]) -> None:
 
 
 def broadcast(arrays: Sequence[np.ndarray[Any, Any]], root: int) -> None:
-    """Gives each array rank `root`'s values, in place: any dtype without pointers, NaN and all."""
+    """Gives each array rank `root`'s values, in place: any dtype without pointers, NaN and all.
+
+    Raises ValueError on every rank if an array's shape or dtype differs between ranks; the byte
+    order may.
+    """
     for number, array in enumerate(arrays):
-        values = np.array(array, order="C")
+        values = _native(array, copy=True)
         message = ctypes.create_string_buffer(2048)
-        name = f"dl_comm.broadcast {number}"
+        name, shape = f"dl_comm.broadcast {number}", values.shape
+        dtype = runtime().ddl_dtype(values.dtype.name.encode())
+        if dtype < 0:  # text, dates, records: bytes, and the name says of what
+            name, shape = f"{name} of {_layout(values.dtype)}", (*shape, values.itemsize)
+            dtype = runtime().ddl_dtype(b"uint8")
         code = runtime().ddl_broadcast(
-            *(name.encode(), _stream(name), root),
-            *(values.ctypes.data, values.nbytes, message, len(message)),
+            *(name.encode(), _stream(name), dtype, root),
+            *(values.ctypes.data, _dims(shape), len(shape), message, len(message)),
         )
         _raise_unless_ok(code, message, values)
         array[...] = values
@@ -189,24 +232,20 @@ def gradients(
     many elements; RuntimeError without a plan for the team, or if a rank has left or does not come;
     TypeError for dtypes that cannot be added.
     """
-    results: list[np.ndarray[Any, Any] | None] = [
-        None if array is None else np.empty(array.shape, array.dtype) for array in arrays
-    ]
+    given = [None if array is None else _native(array) for array in arrays]
+    results = [None if array is None else np.empty_like(array) for array in given]
     by_dtype: dict[str, list[int]] = {}
-    for index, array in enumerate(arrays):
+    for index, array in enumerate(given):
         if array is not None:
             by_dtype.setdefault(array.dtype.name, []).append(index)
-    absent = [index for index, array in enumerate(arrays) if array is None]
+    absent = [index for index, array in enumerate(given) if array is None]
     for number, (dtype, members) in enumerate(by_dtype.items()):
         name = f"{dtype} of team {team}"
-        # Once, an empty array stands for each that is None: ranks compare sizes, and would add up
-        # others of one size where different ones are None.
+        # Once, an empty array stands for each that is None: ranks compare shapes, and would add up
+        # others of one shape where different ones are None.
         places = sorted([*absent, *members]) if number == 0 else members
         empty = np.empty(0, dtype)
-        sent = [
-            empty if array is None else np.ascontiguousarray(array)
-            for array in (arrays[index] for index in places)
-        ]
+        sent = [empty if (one := given[index]) is None else one for index in places]
         taken = [empty if (one := results[index]) is None else one for index in places]
         message = ctypes.create_string_buffer(2048)
         code = runtime().ddl_team_gradients(
@@ -214,7 +253,8 @@ def gradients(
             *(_dtype_number(sent[0]), len(sent)),
             (ctypes.c_void_p * len(sent))(*(array.ctypes.data for array in sent)),
             (ctypes.c_void_p * len(sent))(*(array.ctypes.data for array in taken)),
-            (ctypes.c_int64 * len(sent))(*(array.size for array in sent)),
+            _dims(*(array.shape for array in sent)),
+            (ctypes.c_int * len(sent))(*(array.ndim for array in sent)),
             *(message, len(message)),
         )
         try:
@@ -226,7 +266,10 @@ def gradients(
                 f"{error} One of 0 elements is None there, and must be on every rank: give zeros."
             ) from None
     averaging.averaged_by_script()
-    return results
+    return [
+        None if array is None or result is None else result.astype(array.dtype, copy=False)
+        for array, result in zip(arrays, results, strict=True)
+    ]
 
 
 def say(sentence: str) -> None:

@@ -30,6 +30,7 @@ _TROUBLE = frozenset(
         errno.EMFILE,
     )
 )
+_CHECKPOINT = re.compile(r"(.+)-(\d+)\.index")
 # In the comment of a .keras file, which is an archive: Keras reads all entries, and no comment.
 _EPOCHS_DONE = "ddl_epochs_done"
 
@@ -80,7 +81,8 @@ class Leftovers:
 def find(result_dir: Path) -> Leftovers:
     """What lies in ``result_dir`` and its folder ``checkpoints``.
 
-    A base graph, ``<name>_basegraph.meta`` or ``base*.meta``, comes first; then ``.keras`` files.
+    A base graph, ``<name>_basegraph.meta`` or else ``base*.meta``, comes first; then ``.keras``
+    files.
 
     Raises:
         CheckpointMissing: nothing to transform. The message says what was found instead.
@@ -97,8 +99,7 @@ def find(result_dir: Path) -> Leftovers:
         for path in folder.iterdir()
         if path.is_file() and not path.name.startswith(".")
     )
-    graphs = [path for path in files if re.fullmatch(r".+_basegraph\.meta|base.*\.meta", path.name)]
-    if graphs:
+    if graphs := _base_graphs(files):
         return _graph_and_checkpoints(result_dir, graphs, files)
     models = [path for path in files if path.suffix == ".keras"]
     if models:
@@ -191,6 +192,21 @@ def require_whole(checkpoint: Checkpoint) -> None:
         raise CheckpointUnreadable(f"{prefix}.data-* files are missing")
 
 
+def _base_graphs(files: Sequence[Path]) -> list[Path]:
+    if named := [path for path in files if re.fullmatch(r".+_basegraph\.meta", path.name)]:
+        return named
+    families = {match[1] for path in files if (match := _CHECKPOINT.fullmatch(path.name))}
+    graphs = [
+        path
+        for path in files
+        if re.fullmatch(r"base.*\.meta", path.name)
+        # What a Saver writes beside a checkpoint is the graph of the training.
+        and not ((match := re.fullmatch(r"(.+)-\d+\.meta", path.name)) and match[1] in families)
+    ]
+    alone = [path for path in graphs if path.with_suffix(".index") not in files]
+    return alone or graphs
+
+
 def _graph_and_checkpoints(
     result_dir: Path, graphs: Sequence[Path], files: Sequence[Path]
 ) -> Leftovers:
@@ -202,7 +218,7 @@ def _graph_and_checkpoints(
     (graph,) = graphs
     families: dict[str, list[Checkpoint]] = {}
     for path in files:
-        if match := re.fullmatch(r"(.+)-(\d+)\.index", path.name):
+        if match := _CHECKPOINT.fullmatch(path.name):
             checkpoint = Checkpoint(path.with_suffix(""), int(match[2]))
             families.setdefault(match[1], []).append(checkpoint)
     own = graph.name.removesuffix("_basegraph.meta")

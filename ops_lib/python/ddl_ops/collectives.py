@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf  # noqa: TID253
@@ -12,7 +12,7 @@ import ddl_ops.op_gradients  # noqa: F401  for its effect: the ops get gradients
 from ddl_ops import arrays, autograph, preemption, process_sets
 from ddl_ops.environment import require_launched
 from ddl_ops.lifecycle import initialised
-from ddl_ops.loader import device_of_collectives, operations
+from ddl_ops.loader import device_of_collectives, operations, runtime
 from ddl_ops.program_order import keeps_order, stream
 
 autograph.leave_alone("ddl", "ddl_ops", "dl_comm", "ml_comm", "mpi_collectives")
@@ -41,13 +41,56 @@ def _identity(what: str, name: str | None, process_set: int = 0) -> dict[str, An
     if process_set:
         process_sets.ranks(process_set)  # is there one?
         of_set["process_set"] = process_set
-    if not _program_keeps_order():
-        return of_set
-    if not tf.executing_eagerly():  # a tf.function keeps the order of its ops, whoever runs it
+    if not tf.executing_eagerly():
+        if not _program_keeps_order():
+            return of_set
+        # A tf.function keeps the order of its ops, whoever runs it.
         return {**of_set, "ordered": True, "stream": stream(what)}
     if not keeps_order(name):
         return {**of_set, "request": name}
     return {**of_set, "request": name or "", "ordered": True, "stream": stream(what)}
+
+
+# The names of eager collectives that are attributes of their ops. TensorFlow keeps a kernel, some
+# 36 KB, for each value that an attribute has ever had, and a loop may have a name for each step: so
+# further names wait elsewhere for their op, which takes some microseconds.
+_attribute_names: set[str] = set()
+_MOST_ATTRIBUTE_NAMES = 64
+
+
+def _is_attribute(name: str) -> bool:
+    if name in _attribute_names:
+        return True
+    if len(_attribute_names) >= _MOST_ATTRIBUTE_NAMES:
+        return False
+    _attribute_names.add(name)
+    return True
+
+
+def _made(
+    operation: Callable[..., Any],
+    *inputs: Any,
+    what: str,
+    name: str | None,
+    process_set: int,
+    **attributes: Any,
+) -> Any:
+    """What the op returns, which the ranks know by `name`."""
+    attributes.update(_identity(what, name, process_set))
+    request = attributes.get("request")
+    if not request or _is_attribute(request):
+        return operation(*inputs, **attributes)
+    library = runtime()
+    # C ends the name at a NUL, which an attribute has as a space.
+    use = library.ddl_name_eager(tf.compat.as_bytes(request).replace(b"\0", b" "))
+    if use < 0:
+        return operation(*inputs, **attributes)
+    attributes["request"] = f"\1{use & 0xFFFF}"
+    try:
+        return operation(*inputs, **attributes)
+    except BaseException:
+        library.ddl_unname_eager(use)
+        raise
 
 
 # Where ranks differ, the error is one of these: see allgather.
@@ -102,11 +145,14 @@ def bcast(
     """
     _require_initialised("ddl.bcast()")
     with device_of_collectives(process_set):
-        return operations().bcast(
+        return _made(
+            operations().bcast,
             tf.convert_to_tensor(value),
             root=process_sets.rank_within(process_set, root),
             mismatch=mismatch,
-            **_identity("ddl.bcast()", name, process_set),
+            what="ddl.bcast()",
+            name=name,
+            process_set=process_set,
         )
 
 
@@ -124,11 +170,14 @@ def bcast_n(
         return []
     with device_of_collectives(process_set):
         return list(
-            operations().bcast_n(
+            _made(
+                operations().bcast_n,
                 tensors,
                 root=process_sets.rank_within(process_set, root),
                 mismatch=mismatch,
-                **_identity("ddl.bcast_n()", name, process_set),
+                what="ddl.bcast_n()",
+                name=name,
+                process_set=process_set,
             )
         )
 
@@ -188,15 +237,14 @@ def allgather(
     """
     _require_initialised("ddl.allgather()")
     with device_of_collectives(process_set):
-        return (
-            operations()
-            .all_gather(
-                tf.convert_to_tensor(value),
-                mismatch=mismatch,
-                **_identity("ddl.allgather()", name, process_set),
-            )
-            .output
-        )
+        return _made(
+            operations().all_gather,
+            tf.convert_to_tensor(value),
+            mismatch=mismatch,
+            what="ddl.allgather()",
+            name=name,
+            process_set=process_set,
+        ).output
 
 
 def allgather_n(
@@ -215,11 +263,14 @@ def allgather_n(
         return []
     with device_of_collectives(process_set):
         return list(
-            operations()
-            .all_gather_n(
-                tensors, mismatch=mismatch, **_identity("ddl.allgather_n()", name, process_set)
-            )
-            .output
+            _made(
+                operations().all_gather_n,
+                tensors,
+                mismatch=mismatch,
+                what="ddl.allgather_n()",
+                name=name,
+                process_set=process_set,
+            ).output
         )
 
 
@@ -252,11 +303,14 @@ def alltoall(
         given = tf.convert_to_tensor(splits)
         given, dtype = tf.cast(given, tf.int64), given.dtype
     with device_of_collectives(process_set):
-        received = operations().ddl_all_to_all(
+        received = _made(
+            operations().ddl_all_to_all,
             tf.convert_to_tensor(value),
             given,
             mismatch=mismatch,
-            **_identity("ddl.alltoall()", name, process_set),
+            what="ddl.alltoall()",
+            name=name,
+            process_set=process_set,
         )
     return received.output, tf.cast(received.received_splits, dtype)
 
@@ -303,11 +357,14 @@ def reducescatter_n(
     if not tensors:
         return []
     with device_of_collectives(process_set):
-        reduced = operations().reduce_scatter_n(
+        reduced = _made(
+            operations().reduce_scatter_n,
             [_scaled(tensor, prescale) for tensor in tensors],
             op=op,
             mismatch=mismatch,
-            **_identity("ddl.reducescatter()", name, process_set),
+            what="ddl.reducescatter()",
+            name=name,
+            process_set=process_set,
         )
     return [_scaled(tensor, postscale) for tensor in reduced]
 
@@ -356,11 +413,14 @@ def allreduce(
             )
         return _allreduce_slices(value, how == "avg", name, process_set)
     with _device_of(how, process_set):
-        reduced = operations().all_reduce(
+        reduced = _made(
+            operations().all_reduce,
             _scaled(tf.convert_to_tensor(value), prescale),
             op=how,
             mismatch=mismatch,
-            **_identity("ddl.allreduce()", name, process_set),
+            what="ddl.allreduce()",
+            name=name,
+            process_set=process_set,
         )
     return _scaled(reduced, postscale)
 
@@ -451,17 +511,18 @@ def allreduce_n(
     if not tensors:
         return []
     how: ReduceOp = op or ("avg" if average else "sum")
-    attributes = {
-        "op": how,
-        "mismatch": mismatch,
-        **_identity("ddl.allreduce_n()", name, process_set),
-    }
     with _device_of(how, process_set):
         scaled = [_scaled(tensor, prescale) for tensor in tensors]
-        if step is None:
-            reduced = operations().all_reduce_n(scaled, **attributes)
-        else:
-            reduced = operations().all_reduce_at_step(step, scaled, **attributes)
+        at_step = step is not None
+        reduced = _made(
+            operations().all_reduce_at_step if at_step else operations().all_reduce_n,
+            *([step, scaled] if at_step else [scaled]),
+            op=how,
+            mismatch=mismatch,
+            what="ddl.allreduce_n()",
+            name=name,
+            process_set=process_set,
+        )
     return [_scaled(tensor, postscale) for tensor in reduced]
 
 

@@ -142,6 +142,7 @@ SETTINGS = frozenset(
     DDL_HOSTID DDL_THREADS DDL_GPU DDL_PROGRESS DDL_PROVE DDL_TIMELINE DDL_STATS DDL_LOG
     DDL_JOB_ID DDL_RECORD_DIR DDL_SLOTS DDL_METRICS DDL_EXCEPTION_FILE DDL_WRITES_FILE DDL_TF1
     DDL_TASK DDL_MPIRUN DDL_RANK_PROCESS DDL_OUTPUT DDL_NO_GPU DDL_CONTRACT DDL_COMMIT_DIR
+    DDL_COMMIT_LOCK
     """.split()
 )
 
@@ -186,6 +187,18 @@ def child_of_rank(environ: Mapping[str, str] | None = None) -> bool:
         pid.isdecimal()
         and int(pid) != os.getpid()
         and job == _rank_process(environ, os.getpid()).partition(" ")[2]
+    )
+
+
+def checkpoint_folder(what: str) -> str:
+    """CHECKPOINT_DIR. Raises ValueError if it is not set, naming `what`, which needs it."""
+    if folder := os.environ.get("CHECKPOINT_DIR"):
+        return folder
+    # Advises no path in the script: it would be used instead of the train task's CHECKPOINT_DIR,
+    # where a retry looks.
+    raise ValueError(
+        f"{what}: CHECKPOINT_DIR is not set. Start the script with: ddl-run --manifest "
+        "manifest.yml. Or set it to a folder that all ranks see."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -22,9 +23,11 @@ from ddl_ops.program_order import keeps_order
 
 # What DDL_WIRE_DTYPE makes smaller.
 _COMPRESSED = (tf.float32, tf.float64)
-# The attribute by which a gradient is known to have been reduced.
+# The ranks over which something is reduced, where these are all that there are.
+ALL_RANKS: tuple[int, ...] = ()
+# The attribute of a gradient that was reduced: over which ranks.
 _REDUCED = "_ddl_reduced"
-# The attribute of a variable whose gradient a tape has combined over the ranks.
+# The attribute of a variable whose gradient a tape has combined: over which ranks.
 _COMBINED = "_ddl_combined_by_tape"
 # More elements than metrics that are averaged in one tensor.
 _FEW = 8
@@ -67,7 +70,7 @@ def _noted(compute: Callable[..., Any]) -> Callable[..., Any]:
 def _of_tape(compute: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(compute)
     def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        note_combined(sources, False)
+        note_combined(sources, None)
         return compute(self, target, sources, *args, **kwargs)
 
     return gradient
@@ -76,25 +79,29 @@ def _of_tape(compute: Callable[..., Any]) -> Callable[..., Any]:
 def _of_graph(compute: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(compute)
     def gradients(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
-        note_combined(xs, False)
+        note_combined(xs, None)
         return compute(ys, xs, *args, **kwargs)
 
     return gradients
 
 
-def note_combined(sources: Any, combined: bool = True) -> None:
-    """A tape has computed gradients of these, in whatever structure, and combined them or not."""
-    for source in map(_within, tf.nest.flatten(sources)):
-        if isinstance(source, tf.Variable) and combined != was_combined(source):
-            setattr(source, _COMBINED, combined)
+def note_combined(sources: Any, ranks: tuple[int, ...] | None) -> None:
+    """A tape has computed gradients of these, in whatever structure, and combined them or not.
 
-
-def was_combined(variable: Any) -> bool:
-    """Whether the gradient that a tape computed last for this variable was combined by it.
-
-    What the script has made of it since, by clipping say, is combined too, but bears no mark.
+    Over ALL_RANKS, or these; None: it has not.
     """
-    return getattr(_within(variable), _COMBINED, False)
+    for source in map(_within, tf.nest.flatten(sources)):
+        if isinstance(source, tf.Variable) and ranks != getattr(source, _COMBINED, None):
+            setattr(source, _COMBINED, ranks)
+
+
+def was_combined(variable: Any, ranks: tuple[int, ...] = ALL_RANKS) -> bool:
+    """Whether a tape combined the gradient that it computed last for this variable.
+
+    Over all ranks, or over `ranks`. What the script has made of it since, by clipping say, is
+    combined too, but bears no mark.
+    """
+    return getattr(_within(variable), _COMBINED, None) in (ALL_RANKS, ranks)
 
 
 def _within(variable: Any) -> Any:
@@ -109,8 +116,11 @@ def note_averaged(tensors: Iterable[Any]) -> None:
     Or weights. Single numbers are not, unless all variables are, nor are a few numbers of which no
     variable has the shape: losses and metrics, to be shown.
     """
+    tensors = list(tensors)
     if any(map(_may_be_gradient, tensors)):
         averaging.averaged_by_script()
+    if any(isinstance(tensor, tf.IndexedSlices) for tensor in tensors):
+        _update_rows_once()
 
 
 def _may_be_gradient(tensor: Any) -> bool:
@@ -131,15 +141,68 @@ def _dimensions(shape: Any) -> tuple[int | None, ...] | None:
     return None if known.rank is None else tuple(known.as_list())
 
 
-def mark_reduced(gradient: Any) -> None:
-    """Lets reduce_gradients leave this gradient as it is: to reduce twice is only work."""
+def mark_reduced(gradient: Any, ranks: tuple[int, ...] = ALL_RANKS) -> None:
+    """Lets reduce_gradients leave this gradient as it is: to reduce twice is only work.
+
+    That over all ranks and, where it was reduced over `ranks` alone, that over these.
+    """
     if gradient is not None:
-        setattr(gradient, _REDUCED, True)
+        setattr(gradient, _REDUCED, ranks)
 
 
-def is_reduced(gradient: Any) -> bool:
-    """Whether it is marked so. What is computed from one that is, is not."""
+def is_reduced(gradient: Any, ranks: tuple[int, ...] = ALL_RANKS) -> bool:
+    """Whether it is marked as reduced over all ranks, or over `ranks`.
+
+    What is computed from one that is, is not.
+    """
+    return getattr(gradient, _REDUCED, None) in (ALL_RANKS, ranks)
+
+
+def was_reduced(gradient: Any) -> bool:
+    """Whether it is marked as reduced over whatever ranks."""
     return hasattr(gradient, _REDUCED)
+
+
+def _mark_as(gradient: Any, other: Any) -> None:
+    if was_reduced(other):
+        mark_reduced(gradient, getattr(other, _REDUCED))
+
+
+def with_each_row_once(gradient: Any) -> Any:
+    """IndexedSlices with the sum of each row's slices, marked as these; anything else as it is.
+
+    Optimizers of Keras 2 and TensorFlow 1 add them up themselves. In Keras 3, Adam and the like
+    would square each slice.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, where = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, where, tf.size(rows))
+    merged = tf.IndexedSlices(values, rows, gradient.dense_shape)
+    _mark_as(merged, gradient)
+    return merged
+
+
+def _update_rows_once() -> None:
+    """From here on optimizers of Keras 3 add up the slices of a row, of which each rank has some.
+
+    They stay apart until then, so that clipping comes out as in one process with all of them.
+    """
+    keras: Any = sys.modules.get("keras")
+    if getattr(keras, "__version__", "").startswith("3."):
+        _hook_apply(keras.optimizers.Optimizer)
+
+
+@functools.cache
+def _hook_apply(optimizer: Any) -> None:
+    owner: Any = next(one for one in optimizer.__mro__ if "apply" in vars(one))
+    apply: Callable[..., Any] = owner.apply
+
+    @functools.wraps(apply)
+    def apply_added_up(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        return apply(self, [with_each_row_once(grad) for grad in grads], trainable_variables)
+
+    owner.apply = apply_added_up
 
 
 def keeping_marks(change: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,8 +213,8 @@ def keeping_marks(change: Callable[..., Any]) -> Callable[..., Any]:
         before = list(grads)
         after = list(change(self, before))
         for one, other in zip(before, after, strict=True):
-            if is_reduced(one):
-                mark_reduced(other)
+            if other is not None:
+                _mark_as(other, one)
         return after
 
     return changed
@@ -219,6 +282,7 @@ def reduce_gradients(
     sparse_as_dense: bool | None = None,
     reduce_n: Callable[..., list[tf.Tensor]] = allreduce_n,
     step: tf.Tensor | None = None,
+    ranks: tuple[int, ...] = ALL_RANKS,
 ) -> list[tf.Tensor | tf.IndexedSlices | None]:
     """Averages (or sums) gradients over the ranks; returns them in order.
 
@@ -231,8 +295,10 @@ def reduce_gradients(
             than the rows of the variable. None: as DDL_SPARSE_AS_DENSE says.
         reduce_n: reduces dense tensors of one dtype, given with `average` and a name.
         step: of the training, an int64 scalar: an error where ranks are at different ones.
+        ranks: over which `reduce_n` reduces, if these are not all.
 
-    A gradient that this function has returned before, or that is marked as reduced, stays as it is.
+    A gradient that this function has returned before, or that is marked as reduced over these ranks
+    or all, stays as it is.
 
     With DDL_WIRE_DTYPE, dense float32 and float64 gradients are rounded to that type before they
     are reduced, and the result to it again: half the bytes or less to send, and an error of at most
@@ -254,7 +320,7 @@ def reduce_gradients(
     present = [
         i
         for i, gradient in enumerate(gradients)
-        if gradient is not None and not is_reduced(gradient)
+        if gradient is not None and not is_reduced(gradient, ranks)
     ]
     sparse = [
         i for i in present if not sparse_as_dense and isinstance(gradients[i], tf.IndexedSlices)
@@ -298,8 +364,10 @@ def reduce_gradients(
         previous = [gathered.values]
         number += 1
         reduced[i] = gathered
-    for gradient in reduced:
-        mark_reduced(gradient)
+    if sparse:
+        _update_rows_once()
+    for i in present:
+        mark_reduced(reduced[i], ranks)
     return reduced
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf  # noqa: TID253
 from ddl_ops import progress
 from ddl_ops.checkpoints import note_epochs
 from ddl_ops.collectives import allreduce_n, barrier, bcast, join
-from ddl_ops.environment import PLACEMENT
+from ddl_ops.environment import PLACEMENT, checkpoint_folder
 from ddl_ops.equal_weights import mark_equal, require_equal
 from ddl_ops.gradients import name_in_order
 from ddl_ops.keras_optimizer import BROADCASTS, averages_by_itself, is_distributed
@@ -253,11 +253,7 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
         self, filepath: str | os.PathLike[str] | None = None, *args: Any, **options: Any
     ) -> None:
         if filepath is None:
-            if not (folder := os.environ.get("CHECKPOINT_DIR")):
-                raise ValueError(
-                    "CheckpointCallback: CHECKPOINT_DIR is not set, which the train task does. "
-                    "Pass a path: CheckpointCallback('checkpoints/model-{epoch}.keras')."
-                )
+            folder = checkpoint_folder("CheckpointCallback")
             weights_only = options.get("save_weights_only", args[3] if len(args) > 3 else False)
             name = f"model-{{epoch}}{'.weights.h5' if weights_only else '.keras'}"
             # The folder's own braces are no fields of the name.

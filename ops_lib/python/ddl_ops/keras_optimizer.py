@@ -18,7 +18,7 @@ import tensorflow as tf  # noqa: TID253
 from ddl_ops import averaging
 from ddl_ops.environment import PLACEMENT, child_of_rank
 from ddl_ops.equal_weights import start_equal
-from ddl_ops.gradients import is_reduced, reduce_gradients
+from ddl_ops.gradients import reduce_gradients, was_reduced, with_each_row_once
 from ddl_ops.lifecycle import initialised
 from ddl_ops.program_order import stream
 
@@ -203,7 +203,8 @@ def _started_equal(optimizer: Any, trainable_variables: Any) -> Any:
 
 def _reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
     step = tf.cast(tf.convert_to_tensor(optimizer.iterations), tf.int64)
-    return reduce_gradients(list(grads), name=_name_of_gradients(optimizer), step=step)
+    reduced = reduce_gradients(list(grads), name=_name_of_gradients(optimizer), step=step)
+    return [with_each_row_once(grad) for grad in reduced]
 
 
 def _name_of_gradients(optimizer: Any) -> str:
@@ -305,7 +306,7 @@ def _hook_apply() -> None:
         grads = list(grads)
         # What a distributed one does within may be to apply what it has computed from averages.
         alone = not getattr(_applying, "within", False) and not is_distributed(self)
-        if alone and any(grad is not None and not is_reduced(grad) for grad in grads):
+        if alone and any(grad is not None and not was_reduced(grad) for grad in grads):
             _note_applied_alone(self)
         return apply(self, grads, trainable_variables)
 

@@ -12,7 +12,7 @@ import keras  # noqa: TID253
 
 from ddl_ops import mid_epoch, preemption
 from ddl_ops.arrays import barrier, have_joined
-from ddl_ops.environment import PLACEMENT
+from ddl_ops.environment import PLACEMENT, checkpoint_folder
 from ddl_ops.keras_callbacks import optimizers_of
 from ddl_ops.lifecycle import initialised
 
@@ -46,12 +46,7 @@ class PreemptionCallback(keras.callbacks.Callback):
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         super().__init__()
-        if not (place := folder or os.environ.get("CHECKPOINT_DIR")):
-            raise ValueError(
-                "PreemptionCallback: CHECKPOINT_DIR is not set, which the train task does. Pass a "
-                "folder that all ranks see: PreemptionCallback('checkpoints')."
-            )
-        self._folder = Path(place)
+        self._folder = Path(folder or checkpoint_folder("PreemptionCallback"))
         self._epoch = 0
         self._batch = 0
         self._step_before_epoch = 0

@@ -178,24 +178,33 @@ def runtime() -> ctypes.CDLL:
     library = ctypes.CDLL(str(LIBRARY))
     text, size = ctypes.c_char_p, ctypes.c_int
     number, count, address = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
-    counts, addresses = ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_void_p)
+    numbers, counts = ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_int64)
+    addresses = ctypes.POINTER(ctypes.c_void_p)
     for name, returns, *takes in (
-        ("ddl_init", number, ctypes.POINTER(ctypes.c_int), text, size),
+        ("ddl_init", number, numbers, text, size),
         ("ddl_device_collectives", number),
         ("ddl_has_abandoned_messages", number),
         ("ddl_dtype", number, text),
-        ("ddl_all_reduce", number, text, text, number, number, number, address, count, text, size),
-        ("ddl_broadcast", number, text, text, number, address, count, text, size),
+        (
+            *("ddl_all_reduce", number, text, text, number, number, number),
+            *(address, counts, number, text, size),
+        ),
+        (
+            *("ddl_broadcast", number, text, text, number, number),
+            *(address, counts, number, text, size),
+        ),
         ("ddl_barrier", number, text, text, text, text, size),
-        ("ddl_join", number, text, ctypes.POINTER(ctypes.c_int), text, size),
-        ("ddl_add_process_set", number, number, ctypes.POINTER(ctypes.c_int), number, text, size),
+        ("ddl_join", number, text, numbers, text, size),
+        ("ddl_add_process_set", number, number, numbers, number, text, size),
         ("ddl_remove_process_set", number, number, text, size),
         ("ddl_prepare_teams", None, number, count),
         ("ddl_configure_team", number, number, number, count, count, count, text, size),
         (
             *("ddl_team_gradients", number, number, text, text, number, number),
-            *(addresses, addresses, counts, text, size),
+            *(addresses, addresses, counts, numbers, text, size),
         ),
+        ("ddl_name_eager", count, text),
+        ("ddl_unname_eager", None, count),
         ("ddl_shutdown", None),
         ("ddl_abort", None, number),
     ):

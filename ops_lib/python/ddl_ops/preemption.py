@@ -19,7 +19,6 @@ import json
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -148,7 +147,7 @@ def furthest(step: int) -> int:
         return step
     steps = np.zeros(PLACEMENT.size, np.int64)
     steps[PLACEMENT.rank] = step
-    _add("how many steps are done", steps)
+    arrays.add("how many steps are done", steps)
     return int(steps.max())
 
 
@@ -199,20 +198,8 @@ def _of_step(step: int) -> list[int]:
 def _sums(flag: int, step: int) -> list[int]:
     """Sums over the ranks that have not joined: how many they are, flags, numbers of the step."""
     values = np.array([1, flag, *_of_step(step)], np.int64)
-    _add("whether the ranks are to end", values)
+    arrays.add("whether the ranks are to end", values)
     return [int(one) for one in values]
-
-
-def _add(what: str, values: np.ndarray[Any, Any]) -> None:
-    try:
-        arrays.add(what, values)
-    except RuntimeError as error:
-        if "tensorflow" not in sys.modules:
-            raise
-        # As the ops say it of a rank that has left: a consequence of what ended that one.
-        raise sys.modules["tensorflow"].errors.FailedPreconditionError(
-            None, None, str(error)
-        ) from None
 
 
 def _hear(_signum: int, _frame: FrameType | None) -> None:

@@ -27,7 +27,6 @@ import json
 import os
 import re
 import select
-import shlex
 import signal
 import socket
 import subprocess
@@ -40,6 +39,7 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 from ddl_ops import progress
+from ddl_ops.command_line import command_argv, is_compound, may_hide_an_exception
 from ddl_ops.environment import RANK_PROCESS, Placement, read_placement
 from ddl_ops.gpu_usage import GpuUsage
 from ddl_ops.metric_reader import MetricReader
@@ -69,38 +69,6 @@ _NO_DRIVER = re.compile(
     rb"|WARNING: All log messages before absl::InitializeLog\(\) is called)[^\n]*\n"
 )
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-# A shell without a trap ends at once, and what it runs is killed while it still saves.
-_WAITS = "trap 'exit $?' TERM INT; trap : USR1"
-# Characters for which a shell must stay around, or must be asked at all.
-_COMPOUND = re.compile(r"[;&|<>()`\n]")
-_SHELL = re.compile(r"[$*?\[\]{}~#!\\]")
-_ASSIGNMENT = re.compile(r"\s*[A-Za-z_]\w*=")
-# A Python at the start of a command, after assignments without quotes.
-_PYTHON = re.compile(r"\s*((?:[A-Za-z_]\w*=[^\s'\"\\]*\s+)*)python3?(?=\s|$)")
-
-
-def command_argv(command: str) -> list[str]:
-    """The argv that runs the manifest's command.
-
-    A plain command runs without a shell. One that needs expansion runs under ``sh`` and replaces
-    it, so that a signal to the child is a signal to the script. Only a compound command keeps
-    the shell, which when asked to end waits for what it runs, and runs no more.
-
-    ``python`` or ``python3`` at its start is the Python that runs this, under whatever names that
-    is installed.
-
-    Args:
-        command: the text of ``execution.command``, one command.
-    """
-    if (python := _PYTHON.match(command)) is not None:
-        own = python[1] + shlex.quote(sys.executable)
-        command = own + command[python.end() :]
-    if _COMPOUND.search(command):
-        return ["/bin/sh", "-c", f"{_WAITS}\n{command}"]
-    if _SHELL.search(command) or _ASSIGNMENT.match(command):
-        words = f"env {command}" if _ASSIGNMENT.match(command) else command
-        return ["/bin/sh", "-c", f"exec {words}"]
-    return shlex.split(command)
 
 
 def read_task(environ: Mapping[str, str]) -> dict[str, Any] | None:
@@ -244,6 +212,18 @@ def _signal(child: subprocess.Popen[bytes], signum: int, *, shell: bool) -> None
             os.kill(pid, signum)
 
 
+def _take_what_has_ended(child: subprocess.Popen[bytes]) -> None:
+    """Waits for processes that the script left, and that have ended; not for the child itself.
+
+    They come to this process, and count against the limit of processes until somebody does.
+    """
+    with suppress(ChildProcessError):
+        while how := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if how.si_pid == child.pid:
+                return
+            os.waitpid(how.si_pid, 0)
+
+
 def _end_what_is_left() -> None:
     """Kills whatever the script started and left, also what made a session of its own."""
     foreign: set[int] = set()  # another user's, by way of sudo
@@ -369,7 +349,7 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
         record.write(ended=time.time(), exit_code=_NOT_EXECUTABLE, reason=said)
         return _NOT_EXECUTABLE
     argv = command_argv(command) if isinstance(command, str) else list(command)
-    shell = isinstance(command, str) and _COMPOUND.search(command) is not None
+    shell = isinstance(command, str) and is_compound(command)
     # A level that somebody has chosen says what they want to see.
     no_gpu = environ.get("DDL_NO_GPU") == "1" and _LOG_LEVEL not in environ
     hidden = _NO_DRIVER if no_gpu and not any(_LOG_LEVEL in word for word in argv) else None
@@ -434,6 +414,7 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGURG):
         signal.signal(number, forward)
+    signal.signal(signal.SIGCHLD, lambda *_: _take_what_has_ended(child))
     if task is None:
         # An mpirun that is killed cannot end its ranks, and theirs may notice only when they talk.
         signal.signal(signal.SIGHUP, look_at_parent)
@@ -457,12 +438,20 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
     for descriptor in given:
         os.close(descriptor)
     code = child.wait()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # what is left is waited for where it is ended
     if code < 0:
         code = 128 - code
+    if code == 0 and isinstance(command, str):
+        # As of `python train.py | tee log && cp log …`, or without bash.
+        code = int(may_hide_an_exception(command, argv) and record.has_exception())
     ended: dict[str, object] = {"ended": time.time(), "exit_code": code}
     logged = directory and not given
-    if 0 < code < 128 and logged and (last := _last_line(_log_path(environ, rank))):
-        ended["reason"] = f"its last line: {last}"
+    if 0 < code < 128 and logged:
+        last, earlier = _last_line(_log_path(environ, rank)), record.earlier_exception()
+        said = [f"its last line: {last}"] if last else []
+        said += [f"an earlier Python ended with {earlier}"] if earlier else []
+        if said:
+            ended["reason"] = "; ".join(said)
     # First: what is left may be another user's, or not end.
     record.write(**ended)
     _end_what_is_left()

@@ -39,6 +39,11 @@ def exception_file(directory: Path, rank: int) -> Path:
     return directory / f"rank-{rank}.exception.json"
 
 
+def earlier_exception_file(directory: Path, rank: int) -> Path:
+    """Where that exception is once another Python of the command has started."""
+    return directory / f"rank-{rank}.exception.json.earlier"
+
+
 def writes_file(directory: Path, rank: int) -> Path:
     """Where it names the files that it has opened for writing."""
     return directory / f"rank-{rank}.writes"
@@ -116,6 +121,7 @@ class RankRecord:
     def __init__(self, directory: Path | None, rank: int, task: str) -> None:
         self._path = directory / f"rank-{rank}.json" if directory else None
         self._exception = exception_file(directory, rank) if directory else None
+        self._earlier = earlier_exception_file(directory, rank) if directory else None
         self._written = writes_file(directory, rank) if directory else None
         self._ddl = averaging.file_of(directory, rank) if directory else None
         self._preemption = preemption_file(directory, rank) if directory else None
@@ -161,6 +167,15 @@ class RankRecord:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
             self._write_over(self._path, error)
+
+    def has_exception(self) -> bool:
+        """Whether an exception has ended the script's Python, of several the last to start."""
+        return bool(_told(self._exception))
+
+    def earlier_exception(self) -> str:
+        """What has ended an earlier Python of the command, in words; empty: nothing did."""
+        told = _told(self._earlier)
+        return f"{told.get('type')}: {told.get('message')}"[:300] if told else ""
 
     def _content(self) -> bytes:
         # With room in it for what is to be said when the disk has none.

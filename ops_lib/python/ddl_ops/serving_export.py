@@ -5,8 +5,9 @@ Both get the same two signatures. A classifier (one output [n, k > 1] of floats)
 * ``predict_images``: ``images`` -> ``class_index`` int64 [n], ``scores`` [n, k], ``logits`` [n, k]
 * ``serving_default``: ``inputs`` -> ``classes`` int64 [n], ``scores`` [n, k]
 
-``scores`` are the output itself where it ends in a softmax or sigmoid (there are no ``logits``
-then), else its softmax. Any other model gives its outputs under their own names in both.
+``scores`` are the output itself where it ends in a softmax, in sigmoids or in an average of such
+(there are no ``logits`` then), else its softmax. Any other model gives its outputs under their own
+names in both.
 
 TensorFlow is imported inside the functions: importing this module costs nothing.
 """
@@ -128,20 +129,94 @@ def _heads(outputs: Mapping[str, Any], named: bool) -> tuple[dict[str, Any], dic
 
 
 def _is_probability(tensor: Any) -> bool:
-    """Whether each row of a graph's tensor [n, k] is a softmax, or its values are sigmoids."""
+    """Whether each row of a graph's tensor [n, k] is a softmax, or its values are sigmoids.
+
+    Or an average of such, as of an ensemble.
+    """
+    row = tensor.shape[-1:]
+    known: dict[tuple[str, bool], float | None] = {}
+
+    def weight(one: Any, rows: bool = True) -> float | None:
+        """The sum of the positive factors of the probabilities that were added up to a tensor.
+
+        None where it is anything else. Rows of a softmax count as such where `rows` is true.
+        """
+        key = one.name, rows
+        if key not in known:
+            known[key] = _weight(one, row if rows else None, weight)
+        return known[key]
+
+    try:
+        total = weight(tensor)
+    except RecursionError:  # a sum of hundreds of terms, one after the other
+        return False
+    return total is not None and abs(total - 1.0) < 1e-2  # thirds, as bfloat16
+
+
+def _weight(tensor: Any, row: Any, of: Callable[..., float | None]) -> float | None:
     import tensorflow as tf
 
-    end = tensor
-    while True:
-        op = end.op
-        if op.type in ("Identity", "Cast", "Reshape", "Squeeze"):
-            end = op.inputs[0]
-        elif op.type == "SelectV2" and _are_zeros(tf.get_static_value(op.inputs[2])):
-            end = op.inputs[1]  # a softmax with a mask
-        else:
+    op = tensor.op
+    inputs = list(op.inputs)
+    rows = row is not None
+    match op.type:
+        case "Sigmoid":
+            return 1.0
+        case "Softmax":
             # Reshaped rows are the same rows where their size is the same.
-            rows = op.type == "Softmax" and end.shape[-1:] == tensor.shape[-1:]
-            return rows or op.type == "Sigmoid"
+            return 1.0 if rows and tensor.shape[-1:] == row else None
+        case "Const":  # an offset
+            return 0.0 if _are_zeros(tf.get_static_value(tensor)) else None
+        case "Identity" | "Cast" | "Reshape" | "Squeeze":
+            return of(inputs[0], rows)
+        case "SelectV2" if _are_zeros(tf.get_static_value(inputs[2])):
+            return of(inputs[1], rows)  # a softmax with a mask
+        case "Add" | "AddV2" | "AddN":
+            return _sum_of([of(one, rows) for one in inputs])
+        case "Mul" | "RealDiv":
+            factor = _positive_number(inputs[1])
+            if factor is None and op.type == "Mul":
+                inputs.reverse()
+                factor = _positive_number(inputs[1])
+            weight = None if factor is None else of(inputs[0], rows)
+            if factor is None or weight is None:
+                return None
+            return weight * factor if op.type == "Mul" else weight / factor
+        case "Mean" if (parts := _stacked(inputs[0], inputs[1])) is not None:
+            total = _sum_of([of(one, rows) for one in parts])
+            return None if total is None else total / len(parts)
+        case "ConcatV2":  # several heads of sigmoids
+            (first, *others) = (of(one, False) for one in inputs[:-1])
+            return first if all(one == first for one in others) else None
+    return None
+
+
+def _sum_of(weights: Sequence[float | None]) -> float | None:
+    return None if None in weights else sum(filter(None, weights))
+
+
+def _stacked(tensor: Any, axes: Any) -> Sequence[Any] | None:
+    """The tensors that were stacked along these axes, if it is one axis; else None."""
+    import tensorflow as tf
+
+    axis, rank = tf.get_static_value(axes), tensor.shape.rank
+    if tensor.op.type != "Pack" or axis is None or axis.size != 1 or not rank:
+        return None
+    same = (axis.item() - tensor.op.get_attr("axis")) % rank == 0
+    return list(tensor.op.inputs) if same else None
+
+
+def _positive_number(tensor: Any) -> float | None:
+    import tensorflow as tf
+
+    value = tf.get_static_value(tensor)
+    if (
+        value is None
+        or value.size != 1
+        or not (tensor.dtype.is_floating or tensor.dtype.is_integer)
+    ):
+        return None
+    return float(value.item()) if value > 0 else None
 
 
 def _are_zeros(value: Any) -> bool:

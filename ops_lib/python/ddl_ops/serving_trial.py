@@ -95,6 +95,8 @@ def run(
     predicted = {name: result[:tried] if result.ndim else result for name, result in predicted}
     served = {name: result[:tried] if result.ndim else result for name, result in served}
     _require_sound(predicted, served, steps)
+    if sample is not None:
+        warnings += _softmax_of_probabilities(predicted, source)
 
     report = _report({PREDICT: _described(predict), SERVE: _described(serve)})
     report |= {
@@ -232,6 +234,8 @@ def _outputs(
             ) from error
         for collected, outputs in zip(found, results, strict=True):
             for name, tensor in outputs.items():
+                if tensor.dtype.is_floating and np.dtype(tensor.dtype.as_numpy_dtype).kind != "f":
+                    tensor = tf.cast(tensor, tf.float32)  # bfloat16, which is no number to NumPy
                 collected.setdefault(name, []).append(tensor.numpy())
     predicted, served = (
         [
@@ -268,6 +272,22 @@ def _require_sound(
                 f"{PREDICT} and {SERVE} disagree on {first}: the model gives another answer each "
                 f"time. Make dropout and the like a tf.placeholder_with_default that is off."
             )
+
+
+def _softmax_of_probabilities(predicted: Mapping[str, np.ndarray], source: str) -> list[str]:
+    """A warning where scores are the softmax of what looks as if it were probabilities already."""
+    scores = predicted.get(SCORES)
+    for name, raw in predicted.items():
+        if scores is None or raw.shape != scores.shape or raw.ndim != 2 or raw.dtype.kind != "f":
+            continue
+        rows = (raw >= 0).all() and np.allclose(raw.sum(axis=1, dtype=np.float64), 1.0, atol=1e-2)
+        if rows and not np.allclose(raw, scores, atol=1e-2):
+            return [
+                f"{name} are probabilities in each row of {source}, it seems, and not {SCORES}, "
+                f"which are their softmax: take {name} from {PREDICT}, or end the model in a "
+                f"softmax or an average of such"
+            ]
+    return []
 
 
 def _described(signature: Any) -> dict[str, Any]:

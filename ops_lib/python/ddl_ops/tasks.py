@@ -1,7 +1,8 @@
 """A node's tasks of a cluster of parameter servers and workers: mpirun starts one of these on each.
 
 ``python -m ddl_ops.tasks CLUSTER COMMAND …`` runs ``ddl_airflow.launchers.tasks``, of which the
-wheel of ddl-ops has a copy: no node needs ddl-airflow.
+wheel of ddl-ops has a copy: no node needs ddl-airflow. With ``--here`` before CLUSTER all tasks are
+this host's, and there is no mpirun.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ def main(argv: list[str]) -> int:
     # Last, as in ddl_ops.run.
     sys.path.append(str(Path(__file__).with_name("launch")))
     from ddl_airflow.core.cluster import Cluster
-    from ddl_airflow.launchers.tasks import NodeTasks
+    from ddl_airflow.launchers.tasks import NodeTasks, Tasks
 
+    if argv[0] == "--here":
+        return Tasks(Cluster.parse(argv[1]), argv[2:]).run()
     node = int(os.environ["OMPI_COMM_WORLD_RANK"])
     return NodeTasks(Cluster.parse(argv[0]), argv[1:], node).run()
 

@@ -22,7 +22,7 @@ from tensorflow.python.training.experimental import (  # noqa: TID253
 
 from ddl_ops import lifecycle, preemption, tf1_keras, weight_notes
 from ddl_ops.collectives import barrier, bcast
-from ddl_ops.environment import PLACEMENT
+from ddl_ops.environment import PLACEMENT, checkpoint_folder
 from ddl_ops.gradients import averaged_by_both, grads_reduce, note_gradients
 from ddl_ops.loader import OPERATIONS, REDUCTIONS
 
@@ -258,11 +258,7 @@ class PreemptionHook(tf.compat.v1.train.SessionRunHook):
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        if not (place := folder or os.environ.get("CHECKPOINT_DIR")):
-            raise ValueError(
-                "PreemptionHook: CHECKPOINT_DIR is not set, which the train task does. Pass a "
-                "folder: PreemptionHook('checkpoints')."
-            )
+        place = folder or checkpoint_folder("PreemptionHook")
         self._prefix = os.path.join(os.fspath(place), "model.ckpt")
         self._saver: Any = None
         self._steps = _Steps()

@@ -146,8 +146,10 @@ def broadcast(values: Sequence[Any], root: int = 0) -> Any:
 
     Args:
         values: variables or tensors: returns tensors in their order, to be assigned. Or NumPy
-            arrays, which are filled in place, and returned.
+            arrays, which are filled in place, and returned: any dtype without Python objects.
         root: a rank.
+
+    Raises ValueError on every rank if an array's shape or dtype differs between ranks.
     """
     if not 0 <= root < PLACEMENT.size:
         raise ValueError(
@@ -249,6 +251,12 @@ def _require_array(what: str, value: Any) -> None:
         raise TypeError(
             f"dl_comm.{what}() works in place, on writeable NumPy arrays, not on "
             f"{type(value).__name__}. Pass numpy.array([value], numpy.float32)."
+        )
+    if value.dtype.hasobject:
+        raise TypeError(
+            f"dl_comm.{what}() got an array of Python objects (dtype {value.dtype}), which no "
+            "other rank can read. Convert it to numbers, or to text of one width on all ranks: "
+            "array.astype('U80')."
         )
 
 

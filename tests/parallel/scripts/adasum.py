@@ -57,6 +57,8 @@ def raised(kind, call):
     raise AssertionError(f"no {kind.__name__}")
 
 
+pairs = [hvd.add_process_set([0, 1]), hvd.add_process_set([2, 3])]
+group = pairs[RANK // 2]
 for dtype, tolerance in (
     (tf.float16, 1e-3),
     (tf.bfloat16, 8e-3),
@@ -69,6 +71,8 @@ for dtype, tolerance in (
     check_close(reduced, of_all(1, dtype=dtype), tolerance)
     everyone = hvd.allgather_object(reduced.numpy().tobytes())
     assert len(set(everyone)) == 1, "other bits"
+    reduced = hvd.allreduce(mine, op=hvd.Adasum, process_set=group)
+    check_close(reduced, of_all(1, group.ranks, dtype), tolerance)
 
 # Each for itself; what is the same everywhere is averaged, what is orthogonal added.
 same, own = np.arange(5.0, dtype=np.float32), np.eye(SIZE, dtype=np.float32)[RANK]
@@ -146,23 +150,19 @@ assert "as in Horovod" in raised(
     NotImplementedError, lambda: hvd.reducescatter(np.ones(4), op=hvd.Adasum)
 )
 
-if SIZE == 4:
-    pairs, three = [hvd.add_process_set([0, 1]), hvd.add_process_set([2, 3])], [0, 2, 3]
-    group = pairs[RANK // 2]
-    reduced = hvd.allreduce(vector(RANK, 9), op=hvd.Adasum, process_set=group)
-    check_close(reduced, of_all(9, group.ranks))
-    odd = hvd.add_process_set(three)
-    if RANK in three:
-        said = raised(
-            NotImplementedError, lambda: hvd.allreduce(same, op=hvd.Adasum, process_set=odd)
-        )
-        assert "power of two, and is 3" in said, said
-        said = raised(
-            tf.errors.InvalidArgumentError,
-            lambda: collectives.allreduce(
-                tf.constant(same), op="adasum", process_set=odd.process_set_id
-            ),
-        )
-        assert "power of two, and is 3" in said, said
-    check_close(hvd.allreduce(vector(RANK, 1), op=hvd.Adasum), of_all(1))
+three = [0, 2, 3]
+reduced = hvd.allreduce(vector(RANK, 9), op=hvd.Adasum, process_set=group)
+check_close(reduced, of_all(9, group.ranks))
+odd = hvd.add_process_set(three)
+if RANK in three:
+    said = raised(NotImplementedError, lambda: hvd.allreduce(same, op=hvd.Adasum, process_set=odd))
+    assert "power of two, and is 3" in said, said
+    said = raised(
+        tf.errors.InvalidArgumentError,
+        lambda: collectives.allreduce(
+            tf.constant(same), op="adasum", process_set=odd.process_set_id
+        ),
+    )
+    assert "power of two, and is 3" in said, said
+check_close(hvd.allreduce(vector(RANK, 1), op=hvd.Adasum), of_all(1))
 say("all as NumPy has it")

@@ -13,7 +13,7 @@ import threading
 import time
 import types
 
-from speech import RANK, SIZE, say
+from speech import RANK, SIZE, SLOWNESS, say
 
 LIBRARY, HOW = sys.argv[1:]
 
@@ -71,6 +71,24 @@ elif HOW == "os._exit":
         os._exit(0)
     while True:
         total_or_raise()
+elif HOW == "exit 3":
+    if RANK == SIZE - 1:
+        say(f"exiting at {time.time()}")
+        sys.exit(3)
+    total_or_raise()
+elif HOW == "exit 3 together":
+    sys.exit(3)
+elif HOW == "late end":
+    time.sleep(1.5 * RANK * SLOWNESS)  # the others wait, without a limit and without an error
+elif HOW == "missing root":
+    if RANK == 0:
+        time.sleep(7)
+    say(total())
+    say(total())
+elif HOW == "slow member":
+    # Rank 1 waits for rank 0, which waits for rank 2: longer than the limit in all, each within it.
+    time.sleep({0: 3, 1: 0, 2: 6}[RANK])
+    say(total())
 elif HOW == "SIGTERM":
     say(f"pid {os.getpid()}")
     while True:
@@ -93,5 +111,7 @@ elif HOW == "mpi4py second":
 
     say(f"mpi4py: {MPI.Query_thread() == MPI.THREAD_MULTIPLE} {MPI.COMM_WORLD.allreduce(RANK)}")
 elif HOW == "mpi4py first":
-    MPI.COMM_WORLD.Barrier()
+    # The user's own end of MPI, with our thread still running.
+    MPI.Finalize()
+    say("finalized by mpi4py")
 say("end of script")

@@ -157,6 +157,8 @@ def broadcasts_have_every_bit_of_every_root() -> None:
         return [
             *(np.arange(7, dtype=dtype) + rank for dtype in ("float32", "int64", "uint8", "int16")),
             *(odd, np.array(rank == 0), np.zeros([0, 3]), np.array([1j * rank])),
+            *(np.array([f"rank {rank}", ""]), np.array([rank], "datetime64[s]")),
+            np.array([[(rank, 0.5)]], [("step", "i4"), ("loss", "f8")]),
             np.arange(12.0).reshape(3, 4)[:, 1:3] + rank,
         ]
 
@@ -166,9 +168,16 @@ def broadcasts_have_every_bit_of_every_root() -> None:
         for array, got, expected in zip(arrays, received, of(root), strict=True):
             assert got is array and array.dtype == expected.dtype
             assert array.tobytes() == expected.tobytes(), (root, array, expected)
+    # A record is one of a table, too, and aligned ones without padding are as they are otherwise.
+    fields = [("step", "i8"), ("loss", "f8")]
+    kinds = [np.dtype(fields), np.dtype((np.record, fields)), np.dtype(fields, align=True)]
+    record = np.array([(RANK, 0.5)], kinds[RANK % 3])
+    assert mc.broadcast([record], SIZE - 1)[0].tolist() == [(SIZE - 1, 0.5)]
     assert "no rank" in error_of(ValueError, mc.broadcast, [np.zeros(1)], SIZE)
     assert "pass [value]" in error_of(TypeError, mc.broadcast, np.zeros(1), 0)
     assert "in place" in error_of(TypeError, mc.broadcast, [np.float32(1)], 0)
+    words = np.array(["one", "another"], object)
+    assert "array of Python objects" in error_of(TypeError, mc.broadcast, [words], 0)
 
 
 @check
@@ -197,6 +206,41 @@ def gradients_that_are_none_on_another_rank_are_an_error() -> None:
     assert "float32[0]" in said and "None there, and must be on every rank" in said, said
     (received,) = mc.gradients([own_gradient(2)], 0)
     assert (received == mean_of_step(2)).all()
+
+
+@check
+def arrays_of_other_shapes_or_dtypes_are_errors_on_all_ranks() -> None:
+    mc.config_team(0, 0, 9, 9, 0, 0)
+    last = SIZE - 1
+    turned = own_gradient(1).T if last == RANK else own_gradient(1)
+    for name, of in (("gradients", [turned]), ("average", turned), ("broadcast", [turned])):
+        said = error_of(ValueError, getattr(mc, name), of)
+        assert f"rank {last} sent float32[3,2] as tensor 0, rank 0 float32[2,3]." in said, said
+    for dtypes, differ in (
+        (("i8", "f8"), f"rank {last} sent float64[2] as tensor 0, rank 0 int64[2]."),
+        (("U2", "U3"), f'rank {last} runs Bcast "dl_comm.broadcast 0 of <U3"'),
+        (("M8[s]", "i8"), 'rank 0 runs Bcast "dl_comm.broadcast 0 of datetime64[s]"'),
+    ):
+        said = error_of(ValueError, mc.broadcast, [np.zeros(2, dtypes[last == RANK])], 0)
+        assert differ in said, said
+    (received,) = mc.gradients([own_gradient(2)], 0)
+    assert (received == mean_of_step(2)).all()
+
+
+@check
+def numbers_of_either_byte_order_are_the_same_numbers() -> None:
+    mc.config_team(0, 0, 9, 9, 0, 0)
+    for order in (">", "<>"[RANK % 2]):
+        for dtype in (f"{order}f4", f"{order}f8"):
+            array = own_gradient(1, dtype)
+            (received,) = mc.gradients([array], 0)
+            assert received.dtype == array.dtype
+            assert (received == mean_of_step(1)).all(), received
+            mc.average(array)
+            assert (array == mean_of_step(1)).all(), array
+            own = own_gradient(2, dtype)
+            mc.broadcast([own], 1)
+            assert (own == 2 * SIZE + 1).all(), own
 
 
 def applied_by(steps: int, *plan: int, **more: int) -> list[float]:

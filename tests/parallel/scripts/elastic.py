@@ -141,6 +141,7 @@ def session() -> None:
     hvd.init()
     for again in (False, True):
         elastic._Script.states = 0  # another start of the job
+        elastic._Script.times.clear()
         with tf.Graph().as_default(), tf.Session() as at:
             number = tf.get_variable("number", initializer=1.5)
             words = tf.get_variable("words", initializer=tf.constant(["a", "bc"]))

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
 import time
 
-from speech import RANK, SIZE, SLOWNESS, say
+import ddl
+import tensorflow as tf
+from ddl_ops import collectives
+from speech import RANK, say
 
 HOW = sys.argv[1]
-
-if HOW == "mpi4py first":
-    from mpi4py import MPI
-
-    say(f"mpi4py: rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}")
-
-import ddl  # noqa: E402
-import tensorflow as tf  # noqa: E402
-from ddl_ops import collectives  # noqa: E402
 
 
 def total() -> list[float]:
@@ -97,42 +89,14 @@ elif HOW == "alone":
 else:
     say(f"total {total()}")
 
-if HOW == "raise":
-    total()
-    if RANK == SIZE - 1:
-        say(f"raising at {time.time()}")
-        raise ValueError("this rank has had enough")
-    while True:
-        total()
-elif HOW == "killed":
-    total()
-    if RANK == SIZE - 1:
-        say(f"killed at {time.time()}")
-        os.kill(os.getpid(), signal.SIGKILL)
-    while True:
-        total()
-elif HOW == "exit 3":
-    if RANK == SIZE - 1:
-        say(f"exiting at {time.time()}")
-        sys.exit(3)
-    total()
-elif HOW == "exit 3 together":
-    sys.exit(3)
-elif HOW == "early end":
+if HOW == "early end":
     if RANK == 0:
         say(f"ending at {time.time()}")
         sys.exit()
     fails(tf.errors.FailedPreconditionError)
     fails(tf.errors.FailedPreconditionError)
-elif HOW == "late end":
-    time.sleep(1.5 * RANK * SLOWNESS)  # the others wait, without a limit and without an error
 elif HOW == "missing member":
     if RANK == 1:
-        time.sleep(7)
-    fails(tf.errors.DeadlineExceededError)
-    fails(tf.errors.DeadlineExceededError)
-elif HOW == "missing root":
-    if RANK == 0:
         time.sleep(7)
     fails(tf.errors.DeadlineExceededError)
     fails(tf.errors.DeadlineExceededError)
@@ -153,12 +117,4 @@ elif HOW == "free-standing left":
         say(f"ending at {time.time()}")
         sys.exit()
     fails_in_a_tf1_graph(tf.errors.FailedPreconditionError, {"a": 2})
-elif HOW == "slow member":
-    # Rank 1 waits for rank 0, which waits for rank 2: longer than the limit in all, each within it.
-    time.sleep({0: 3, 1: 0, 2: 6}[RANK])
-    say(f"total {total()}")
-elif HOW == "mpi4py first":
-    # The user's own end of MPI, with our thread still running.
-    MPI.Finalize()
-    say("finalized by mpi4py")
 say("end of script")

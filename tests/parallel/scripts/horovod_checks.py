@@ -28,6 +28,7 @@ from autograph import rewritten
 from ddl_ops import averaging, lifecycle, preemption
 from horovod._keras.optimizer import make_variables
 from horovod.common import elastic
+from horovod.common.process_sets import ids_and_ranks
 from speech import RANK, SIZE, say
 
 CHECKS: list[Callable[[], None]] = []
@@ -77,6 +78,18 @@ def importing_starts_nothing_and_init_does_and_may_be_repeated() -> None:
     assert not hvd.is_initialized() and "hvd.init()" in raised(ValueError, hvd.size)
     hvd.init()
     assert "ddl" not in sys.modules  # which would hook the optimizers
+
+
+@check
+def mpi4py_may_be_used_beside_it() -> None:
+    from mpi4py import MPI
+
+    assert hvd.mpi_threads_supported()
+    hvd.init(comm=MPI.COMM_WORLD)
+    assert MPI.COMM_WORLD.allreduce(hvd.rank()) == sum(range(hvd.size()))
+    assert float(hvd.allreduce(float(hvd.rank()), op=hvd.Sum)) == sum(range(hvd.size()))
+    if hvd.size() > 1:
+        assert "comm=" in raised(NotImplementedError, lambda: hvd.init(comm=MPI.COMM_SELF))
 
 
 @check
@@ -218,6 +231,20 @@ def process_sets_come_go_and_take_what_all_take() -> None:
     for one in sets:
         assert hvd.remove_process_set(one)
     assert hvd.allreduce(1.0, op=hvd.Sum) == SIZE
+    # After shutdown() there are none, and the same ones may come, as new objects or as they were.
+    hvd.init(process_sets=sets)
+    hvd.shutdown()
+    assert sets[0].process_set_id is None
+    hvd.init()
+    assert ids_and_ranks() == {0: [*range(SIZE)]}
+    hvd.shutdown()
+    hvd.init(process_sets=(again := [hvd.ProcessSet([rank]) for rank in reversed(range(SIZE))]))
+    assert [one.process_set_id for one in again] == list(range(1, SIZE + 1))
+    assert hvd.allreduce(RANK + 1.0, op=hvd.Sum, process_set=again[-1 - RANK]) == RANK + 1
+    assert "already" in raised(ValueError, lambda: hvd.add_process_set([RANK]))
+    for one in again:
+        assert hvd.remove_process_set(one)
+    hvd.remove_process_set(hvd.add_process_set([0]))
 
 
 @check
@@ -247,6 +274,46 @@ def a_row_of_several_slices_is_updated_once() -> None:
         return variable.numpy()
 
     assert np.allclose(trained(False), trained(True), atol=1e-6)
+    for kind in (
+        "tape",
+        "tape, local layer",
+        "optimizer, local variable",
+        "allreduce",
+        "allreduce, clipped",
+        "allreduce, optimizer",
+        "grouped_allreduce",
+    ):
+        assert np.allclose(updated(kind, True), updated(kind, False), atol=1e-6), kind
+
+
+def updated(kind: str, sparse: bool) -> np.ndarray:
+    """A table after a step by gradients that are combined in one of the ways, if at all."""
+    layer = keras.layers.Embedding(4, 1, embeddings_initializer="ones")
+    layer.build((None,))
+    optimizer = keras.optimizers.Adagrad(0.1)
+    if "optimizer" in kind:
+        optimizer = hvd_keras.DistributedOptimizer(optimizer)
+    if "local variable" in kind:
+        optimizer.register_local_var(layer.embeddings)
+    with tf.GradientTape() as tape:
+        rows = tf.constant([1, 1, 2, RANK])
+        table = layer.embeddings.value
+        found = tf.gather(table, rows) if sparse else tf.matmul(tf.one_hot(rows, 4), table)
+        loss = (RANK + 1.0) * tf.reduce_sum(found)
+    if "local layer" in kind:
+        tape = hvd.PartialDistributedGradientTape(tape, local_layers=layer)
+    elif kind == "tape":
+        tape = hvd.DistributedGradientTape(tape)
+    gradients = tape.gradient(loss, layer.trainable_variables)
+    assert isinstance(gradients[0], tf.IndexedSlices) is sparse
+    if kind == "grouped_allreduce":
+        gradients = hvd.grouped_allreduce(gradients)
+    elif "allreduce" in kind:
+        gradients = [hvd.allreduce(one) for one in gradients]
+    if "clipped" in kind:
+        gradients, _ = tf.clip_by_global_norm(gradients, 1e9)
+    optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+    return layer.embeddings.numpy()
 
 
 @check
@@ -417,7 +484,9 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
 def keras_trains_one_model_with_every_callback() -> None:
     optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
     assert hvd_keras.DistributedOptimizer(optimizer) is optimizer
-    assert "already" in raised(ValueError, lambda: hvd.DistributedOptimizer(optimizer))
+    again = hvd.DistributedOptimizer(optimizer)
+    assert again is not optimizer
+    assert "already" in raised(ValueError, lambda: hvd.DistributedOptimizer(again))
     model = model_of(optimizer)
     folder = hvd.broadcast_object(tempfile.mkdtemp())
     os.environ["CHECKPOINT_DIR"] = folder
@@ -556,6 +625,33 @@ def five_passes(average: bool) -> tuple[list[tuple[float, float]], int]:
 
 
 @check
+def averages_of_weights_begin_at_the_first_update() -> None:
+    """Passes before it have counted, too; Keras 3 would begin at 0 then."""
+
+    def averaged(passes: int, graph: bool) -> float:
+        optimizer = hvd_keras.DistributedOptimizer(
+            keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5),
+            backward_passes_per_step=passes,
+        )
+        weight = keras.Variable(1.0)
+
+        def step(gradient):
+            optimizer.apply([gradient], [weight])
+
+        run = tf.function(step) if graph else step
+        for number in range(3 * passes):
+            run(tf.constant(float(number // passes + 1) / passes))
+        optimizer.finalize_variable_values([weight])
+        return float(weight.numpy())
+
+    # Of 0.9, 0.7 and 0.4.
+    assert np.isclose(averaged(1, False), 0.6)
+    for passes in (2, 3):
+        for graph in (False, True):
+            assert np.isclose(averaged(passes, graph), 0.6), (passes, graph)
+
+
+@check
 def optimizers_of_keras_2_add_up_several_passes() -> None:
     if importlib.util.find_spec("tf_keras") is None:  # pip install -r requirements/legacy.txt
         return
@@ -608,6 +704,29 @@ def clipped_gradients_of_keras_2_are_combined_once() -> None:
                     run()
                     expected = -of_update * (done // passes)
                     assert np.isclose(weight, expected), (kinds, op, passes, done, weight)
+
+
+@check
+def one_optimizer_is_distributed_for_each_of_several_models() -> None:
+    modules = [keras]
+    if importlib.util.find_spec("tf_keras") is not None:  # pip install -r requirements/legacy.txt
+        modules.append(importlib.import_module("tf_keras"))
+    x, y = np.full((8, 3), RANK + 1.0, np.float32), np.ones((8, 1), np.float32)
+    for module in modules:
+        base = module.optimizers.Adam(0.1)
+        scaled = module.mixed_precision.LossScaleOptimizer(module.optimizers.SGD(0.5))
+        for given in (base, scaled):
+            ended = []
+            for _ in range(2):  # the first one trains with the object that was given
+                dense = module.layers.Dense(1, kernel_initializer="ones")
+                model = module.Sequential([module.layers.Input((3,)), dense])
+                model.compile(hvd_keras.DistributedOptimizer(given), "mse")
+                model.fit(x, y, epochs=2, verbose=0)
+                ended.append(model.get_weights())
+                rate = model.optimizer.learning_rate
+                rate.assign(0.0)  # as a callback may
+            assert all(map(np.array_equal, *ended)), (module, ended)
+            assert not np.allclose(ended[0][0], 1.0) and alike(ended[1])
 
 
 @check
@@ -687,6 +806,58 @@ def gradients_that_a_script_has_reduced_are_applied_as_they_are() -> None:
                     expected = -done * SIZE * MEAN
                     assert np.isclose(weight, expected), (kind, reduce, graph, done, weight)
                     assert np.allclose(rows, [[0.0], [expected]]), (kind, reduce, graph, rows)
+
+
+@check
+def gradients_reduced_over_a_set_are_combined_over_all_ranks() -> None:
+    """As on each host first, and then by the optimizer; its own set and all ranks are enough."""
+    sets = [hvd.add_process_set([rank]) for rank in range(SIZE)]
+    mine = sets[RANK]
+
+    def by_allreduce(tape, loss, weights, process_set):
+        return [hvd.allreduce(one, process_set=process_set) for one in tape.gradient(loss, weights)]
+
+    def by_grouped_allreduce(tape, loss, weights, process_set):
+        return hvd.grouped_allreduce(tape.gradient(loss, weights), process_set=process_set)
+
+    def by_tape(tape, loss, weights, process_set):
+        tape = hvd.DistributedGradientTape(tape, process_set=process_set)
+        return tape.gradient(loss, weights)
+
+    def by_tape_clipped(*args):
+        return tf.clip_by_global_norm(by_tape(*args), 1e9)[0]
+
+    def by_rank_0_alone(tape, loss, weights, process_set):
+        return (by_allreduce if RANK == 0 else by_nobody)(tape, loss, weights, process_set)
+
+    def by_nobody(tape, loss, weights, process_set):
+        return tape.gradient(loss, weights)
+
+    kinds = [keras.optimizers.SGD]
+    if importlib.util.find_spec("tf_keras") is not None:  # pip install -r requirements/legacy.txt
+        import tf_keras
+
+        kinds += [tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD]
+    everyone, total = hvd.global_process_set, SIZE * MEAN
+    for kind in kinds:
+        for first, of_optimizer, expected, ways in (
+            (mine, everyone, total, (by_rank_0_alone,)),
+            (mine, everyone, total, (by_allreduce, by_grouped_allreduce, by_tape, by_tape_clipped)),
+            (mine, mine, RANK + 1.0, (by_allreduce, by_tape, by_tape_clipped)),
+            (everyone, mine, MEAN, (by_allreduce, by_tape, by_tape_clipped)),
+        ):
+            for by in ways:
+                optimizer = hvd_keras.DistributedOptimizer(
+                    kind(1.0), op=hvd.Sum, process_set=of_optimizer
+                )
+                weight = tf.Variable(0.0)
+                with tf.GradientTape() as tape:
+                    loss = weight * (RANK + 1.0)
+                gradients = by(tape, loss, [weight], first)
+                optimizer.apply_gradients(zip(gradients, [weight], strict=True))
+                assert np.isclose(weight, -expected), (kind, by, weight)
+    for one in sets:
+        assert hvd.remove_process_set(one)
 
 
 @check
@@ -830,9 +1001,15 @@ def states_are_committed_where_ranks_have_joined() -> None:
         """As in a process of its own."""
         elastic._Script.states = elastic._Script.checks = 0
         elastic._Script.commits.clear()
+        elastic._Script.times.clear()
         weight.assign(0.0)
         state = hvd.elastic.TensorFlowState([weight], batch=0)
-        hvd.elastic.run(train)(state)
+
+        @hvd.elastic.run
+        def run(state) -> None:  # one function in all of them
+            train(state)
+
+        run(state)
 
     def steps(state, mine: int) -> None:
         for _ in range(mine):

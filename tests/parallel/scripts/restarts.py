@@ -8,36 +8,17 @@ the number of the rank that kills itself, `wait` until all are asked to make roo
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import socket
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 from ddl_ops import arrays, lifecycle, preemption
-from ddl_ops.environment import PLACEMENT
+from elastic_common import FOLDER, RANK, SIZE, of_rank_0, tell
 from horovod.common.elastic import ObjectState, run_fn
 
-FOLDER, STEPS = Path(sys.argv[1]), int(sys.argv[2])
-RANK, SIZE = PLACEMENT.rank, PLACEMENT.size
-
-
-def of_rank_0(value):
-    data = np.zeros(4096, np.uint8)
-    if RANK == 0:
-        said = pickle.dumps(value)
-        data[: len(said)] = np.frombuffer(said, np.uint8)
-    if SIZE > 1:
-        arrays.broadcast([data], 0)
-    return pickle.loads(data.tobytes())
-
-
-def tell(*words: object) -> None:
-    if RANK == 0:
-        with (FOLDER / "told").open("a") as file:
-            print(*words, file=file)
+STEPS = int(sys.argv[2])
 
 
 def hosts() -> str:

@@ -409,8 +409,14 @@ TEST(WhatIsHeldFailsWhenNothingElseComesOrItsRankCancelsItToo) {
   Request join;
   join.kind = Request::Kind::kJoin;
   runs.Add(join);
-  runs.Add(Sum("first", 1, false, 10));
-  CHECK(queue.pending().size() == 2, "the run ended here before it joined");
+  Status refused;
+  Request meanwhile = Sum("first", 1, false, 13);
+  meanwhile.done = [&](const Status& status) { refused = status; };
+  runs.Add(meanwhile);
+  CHECK(queue.pending().size() == 1 && !refused.ok(), "a rank joins as a whole");
+  take();
+  runs.Add(Sum("first", 1, false, 14));
+  CHECK(!queue.empty(), "the cancelled run ended here before it joined");
 }
 
 TEST(WhatIsHeldForOneRunMayBeOfAnotherThatWasCancelledAsWell) {

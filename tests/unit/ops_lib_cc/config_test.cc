@@ -13,6 +13,7 @@
 
 #include "check.h"
 #include "core/cores.h"
+#include "core/stall.h"
 
 namespace {
 
@@ -31,6 +32,19 @@ TEST(ThreadsAreAWholeNumber) {
           status.message());
   }
   unsetenv("DDL_THREADS");
+}
+
+TEST(SecondsHaveADecimalPoint) {
+  ddl::Config config;
+  setenv("DDL_STALL_TIMEOUT", "12.5", 1);
+  const ddl::Status status = ddl::ReadConfig(&config);
+  CHECK(status.ok() && config.stall_timeout_s == 12.5, status.message());
+  CHECK(ddl::Seconds(12.5) == "12.5 s", ddl::Seconds(12.5));
+  for (const char* bad : {"12,5", "0", "soon", "inf", "60 s"}) {
+    setenv("DDL_STALL_TIMEOUT", bad, 1);
+    CHECK(ddl::ReadConfig(&config).code() == ddl::Code::kInvalidArgument, bad);
+  }
+  unsetenv("DDL_STALL_TIMEOUT");
 }
 
 // A folder that stands before /proc and /sys.

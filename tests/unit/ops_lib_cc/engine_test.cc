@@ -51,18 +51,30 @@ ddl::Status ddl::Connect(const Config&, int, const std::vector<int>&,
 
 namespace {
 
-// Sums a number over the ranks; returns how that ended.
-ddl::Status Sum(float* value) {
-  std::promise<ddl::Status> ended;
+// Sums a number over the ranks, for a session of this rank; tells how that ended.
+std::future<ddl::Status> BeginSum(float* value, uint64_t session = 0) {
+  const auto ended = std::make_shared<std::promise<ddl::Status>>();
   ddl::Request request;
   request.op_name = "AllReduce";
   request.name = "a name that is too long to be kept without an allocation";
   request.ordered = false;
   request.tensors = {{value, value, 1, {1}}};
-  request.done = [&ended](const ddl::Status& status) { ended.set_value(status); };
+  request.session = session;
+  request.done = [ended](const ddl::Status& status) { ended->set_value(status); };
   ddl::Engine::Get().Submit(std::move(request));
-  return ended.get_future().get();
+  return ended->get_future();
 }
+
+// This process's, as one of two ranks, for a minute at most.
+void StartEngine(ddl::HostGroup* group) {
+  alarm(60);
+  joined = group;
+  ddl::Topology topology;
+  const ddl::Status started = ddl::Engine::Get().Start(&topology);
+  CHECK(started.ok() && topology.size == 2, started.message());
+}
+
+ddl::Status Sum(float* value) { return BeginSum(value).get(); }
 
 // Rank 1 has no memory, once, wherever its engine asks for some. It must not end the process, and no
 // request may wait for ever, on no rank.
@@ -72,11 +84,7 @@ TEST(AnAllocationThatFailsInTheEngineIsAnErrorOfItsRequests) {
   for (bool reached = true; reached && failing < kMost; ++failing) {
     SharedCount failures;
     RunProcesses(2, [&](ddl::HostGroup& group) {
-      alarm(60);
-      joined = &group;
-      ddl::Topology topology;
-      const ddl::Status started = ddl::Engine::Get().Start(&topology);
-      CHECK(started.ok() && topology.size == 2, started.message());
+      StartEngine(&group);
       float value = 1;
       ddl::Status status = Sum(&value);
       CHECK(status.ok() && value == 2, status.message());
@@ -102,6 +110,29 @@ TEST(AnAllocationThatFailsInTheEngineIsAnErrorOfItsRequests) {
     reached = failures.count() > 0;
   }
   CHECK(failing > 10 && failing < kMost, std::to_string(failing) + " allocations");
+}
+
+// What each session of rank 1 asks for could be either's of rank 0.
+TEST(TwoSessionsThatAskForOneNameAtOnceAreAnErrorOnAllRanks) {
+  RunProcesses(2, [&](ddl::HostGroup& group) {
+    StartEngine(&group);
+    for (const uint64_t second : {1, 2}) {  // one session may ask for it twice
+      if (group.rank() == 1) usleep(100'000);  // until rank 0 has asked for both
+      float values[2] = {1, 1};
+      std::future<ddl::Status> sums[] = {BeginSum(&values[0], 1), BeginSum(&values[1], second)};
+      for (int i = 0; i < 2; ++i) {
+        const ddl::Status ended = sums[i].get();
+        if (second == 1) {
+          CHECK(ended.ok() && values[i] == 2, ended.message());
+        } else if (group.rank() == 0 || i == 1) {
+          CHECK(ended.code() == ddl::Code::kFailedPrecondition, ended.message());
+          CHECK(ended.message().find("two sessions of rank") != std::string::npos,
+                ended.message());
+        }
+      }
+    }
+    ddl::Engine::Get().Leave();
+  });
 }
 
 }  // namespace

@@ -1,11 +1,14 @@
 #include <chrono>
+#include <clocale>
 #include <cstring>
 
 #include "check.h"
 #include "core/vector.h"
 
 int main(int count, char** arguments) {
-  std::printf("vectors: %s\n", ddl::VectorInstructions());
+  std::setlocale(LC_NUMERIC, "");  // as a script may
+  std::printf("vectors: %s, decimal point: %s\n", ddl::VectorInstructions(),
+              std::localeconv()->decimal_point);
   for (const Test& test : Tests()) {
     bool wanted = count == 1;
     for (int i = 1; i < count; ++i) wanted = wanted || std::strstr(test.name, arguments[i]);

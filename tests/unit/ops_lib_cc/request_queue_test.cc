@@ -380,6 +380,10 @@ TEST(ADescriptionTellsAllThatAJoinedRankNeeds) {
   CHECK(Parse(Describe(request), &read).ok(), "");
   CHECK(Describe(read) == Describe(request), Describe(read));
   CHECK(read.tensors[0].count == 6 && read.tensors[1].count == 1, "");
+  for (const double tolerance : {1e-7, 0.25, 1e-45}) {
+    request.tolerance = tolerance;
+    CHECK(Parse(Describe(request), &read).ok() && read.tolerance == tolerance, Describe(request));
+  }
   request.kind = Request::Kind::kAllGather;
   request.tensors.pop_back();
   CHECK(Parse(Describe(request), &read).ok() && read.kind == request.kind, "");

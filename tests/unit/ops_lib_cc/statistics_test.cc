@@ -1,3 +1,4 @@
+#include "runtime/progress.h"
 #include "runtime/statistics.h"
 
 #include <stdlib.h>
@@ -127,4 +128,28 @@ TEST(statistics_so_far_are_written_now_and_then_and_at_the_end) {
   ddl::StatisticsSoFar().Write(statistics);
   so_far.Open("/nonexistent", 0);
   so_far.Write(statistics);
+}
+
+TEST(progress_is_a_line_of_json) {
+  const char* folder = getenv("TMPDIR");
+  std::string path = std::string(folder ? folder : P_tmpdir) + "/ddl-progress-XXXXXX";
+  const int file = mkstemp(path.data());
+  CHECK(file >= 0, path);
+  close(file);
+  ddl::Request request;
+  request.op_name = "AllReduceN";
+  ddl::CollectiveRecord record{request};
+  record.agreed = record.start + milliseconds(250);
+  record.end = record.start + milliseconds(1500);
+  record.nbytes = 8;
+  ddl::ProgressWriter progress;
+  CHECK(progress.Open(path).ok(), path);
+  progress.Add(record);
+  const std::string line = Read(path);
+  const std::string after = ", \"source\": \"ops\", \"step\": 1, \"comm_s\": 1.500000, "
+                            "\"wait_s\": 0.250000, \"bytes_reduced\": 8}\n";
+  const size_t at = line.find(after);
+  CHECK(at != std::string::npos && at + after.size() == line.size(), line);
+  CHECK(line.rfind("{\"t\": ", 0) == 0 && line[at - 4] == '.', line);
+  std::remove(path.c_str());
 }

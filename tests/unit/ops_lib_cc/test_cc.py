@@ -20,10 +20,10 @@ def _names(sources: Iterable[Path]) -> list[str]:
     return [found[1] for line in lines if (found := re.match(r"(?:TIMED_)?TEST\((\w+)\) {", line))]
 
 
-def _check(words: list[str | Path], expected: int, folder: Path) -> None:
+def _check(words: list[str | Path], expected: int, folder: Path, **environment: str | Path) -> str:
     ran = subprocess.run(
         words,
-        env=os.environ | {"TMPDIR": str(folder)},
+        env=os.environ | {"TMPDIR": folder} | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -32,6 +32,7 @@ def _check(words: list[str | Path], expected: int, folder: Path) -> None:
     )
     assert ran.returncode == 0, ran.stdout
     assert ran.stdout.count("\nok     ") == expected, ran.stdout
+    return ran.stdout
 
 
 def test_another_tests_path_and_folder_do_not_reach_the_compiler(monkeypatch, tmp_path):
@@ -52,6 +53,21 @@ def test_cc_tests_pass(variant: str, compiler: Compiler, tmp_path: Path) -> None
     if not compiler.can(variant):
         pytest.skip("no g++: apt-get install g++")
     _check([compiler.program(variant)], len(_names(HERE.glob("*_test.cc"))), tmp_path)
+
+
+@pytest.mark.parametrize("variant", ["address-undefined"])
+def test_numbers_have_a_point_where_the_locale_has_a_comma(variant, compiler, tmp_path):
+    """What other programs read, and settings; teams' reports are compared with the same text."""
+    if not compiler.can(variant):
+        pytest.skip("no g++: apt-get install g++")
+    made = ("localedef", "-i", "de_DE", "-f", "UTF-8", tmp_path / "de_DE.UTF-8")
+    if not Path("/usr/share/i18n/locales/de_DE").exists() or subprocess.run(made).returncode:
+        pytest.skip("no German locale: apt-get install locales")
+    parts = ("statistics", "progress", "SecondsHave", "ADescriptionTells", "teams_report")
+    names = [name for name in _names(HERE.glob("*_test.cc")) if name.startswith(parts)]
+    words = [compiler.program(variant), *names]
+    said = _check(words, len(names), tmp_path, LOCPATH=tmp_path, LC_ALL="de_DE.UTF-8")
+    assert "decimal point: ,\n" in said, said
 
 
 @pytest.mark.parametrize("variant", ["aarch64"])

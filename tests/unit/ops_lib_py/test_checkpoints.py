@@ -59,6 +59,37 @@ def test_two_families_and_none_named_after_the_graph(tmp_path):
         checkpoints.find(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["baseline", "base", "m"])
+def test_the_graph_beside_a_checkpoint_is_no_base_graph(tmp_path, name):
+    touch(tmp_path, *(f"{name}-{step}.{kind}" for step in (4, 9) for kind in ("meta", "index")))
+    with pytest.raises(CheckpointMissing, match=r"checkpoints, but no base graph \*_basegraph"):
+        checkpoints.find(tmp_path)
+    touch(tmp_path, f"{name}_basegraph.meta")
+    found = checkpoints.find(tmp_path)
+    assert found.base_graph == tmp_path / f"{name}_basegraph.meta"
+    assert found.steps == [4, 9]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["base_model.meta", "base_model.index"],  # by a Saver
+        ["base_resnet-50.meta"],
+        ["base-v1-2.meta", "m-4.meta"],
+        ["base.meta", "base_model.meta", "base_model.index"],
+    ],
+)
+def test_which_of_them_is_the_base_graph(tmp_path, names):
+    touch(tmp_path, "m-4.index", *names)
+    assert checkpoints.find(tmp_path).base_graph == tmp_path / names[0]
+
+
+def test_what_is_left_of_a_checkpoint_is_no_base_graph(tmp_path):
+    touch(tmp_path, "base-9.meta", "base-4.meta", "base-4.index")
+    with pytest.raises(CheckpointMissing, match=r"checkpoints, but no base graph"):
+        checkpoints.find(tmp_path)
+
+
 def test_two_base_graphs(tmp_path):
     touch(tmp_path, "a_basegraph.meta", "b_basegraph.meta", "a-4.index")
     with pytest.raises(TransformError, match="2 base graphs .a_basegraph.meta, b_basegraph.meta"):

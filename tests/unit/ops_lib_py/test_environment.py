@@ -9,6 +9,7 @@ from ddl_ops import environment
 from ddl_ops.environment import (
     SETTINGS,
     Placement,
+    checkpoint_folder,
     child_of_rank,
     group_size,
     read_placement,
@@ -135,3 +136,14 @@ def test_call_in_a_child_names_its_rank_and_the_cure(monkeypatch: pytest.MonkeyP
         RuntimeError, match=r"ddl.bcast\(\) needs a rank.*child of rank 3.*__main__"
     ):
         environment.require_launched("ddl.bcast()")
+
+
+def test_what_is_advised_without_a_folder_for_checkpoints_is_what_resumes(monkeypatch) -> None:
+    """A path in the script would go into the code folder, where no retry looks for it."""
+    monkeypatch.setenv("CHECKPOINT_DIR", "there")
+    assert checkpoint_folder("CheckpointCallback") == "there"
+    monkeypatch.setenv("CHECKPOINT_DIR", "")
+    with pytest.raises(ValueError, match="^CheckpointCallback: CHECKPOINT_DIR is not set") as told:
+        checkpoint_folder("CheckpointCallback")
+    assert "ddl-run --manifest manifest.yml" in str(told.value)
+    assert "Pass a" not in str(told.value)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from ddl_ops import rank as shim
 from ddl_ops.environment import Placement
 from ddl_ops.metric_reader import MetricReader
-from ddl_ops.rank import _WAITS, child_environment, command_argv
+from ddl_ops.rank import child_environment
 from ddl_ops.rank_record import RankRecord, writes_file
 
 from tests.limits import until, within
@@ -107,28 +108,6 @@ def start(tmp_path):
 
 
 # --- commands -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("command", "argv"),
-    [
-        ("python train.py --epochs 3", [OWN, "train.py", "--epochs", "3"]),
-        ("python3 'my train.py' \"a b\"", [OWN, "my train.py", "a b"]),
-        ("python t.py $DATA_DIR", ["/bin/sh", "-c", f"exec {OWN} t.py $DATA_DIR"]),
-        ("python3 t.py *.npy", ["/bin/sh", "-c", f"exec {OWN} t.py *.npy"]),
-        ("LR=0.1 B= python3 t.py", ["/bin/sh", "-c", f"exec env LR=0.1 B= {OWN} t.py"]),
-        ("A='x y' python3 t.py", ["/bin/sh", "-c", "exec env A='x y' python3 t.py"]),
-        ("cd a && python t.py", ["/bin/sh", "-c", f"{_WAITS}\ncd a && python t.py"]),
-        ("python t.py > out", ["/bin/sh", "-c", f"{_WAITS}\n{OWN} t.py > out"]),
-        ("python t.py --lr=0.1", [OWN, "t.py", "--lr=0.1"]),
-        ("python", [OWN]),
-        ("python3.9 t.py", ["python3.9", "t.py"]),
-        ("pythonic t.py", ["pythonic", "t.py"]),
-        ("./python3 t.py", ["./python3", "t.py"]),
-    ],
-)
-def test_a_shell_is_asked_only_where_it_must_be(command, argv):
-    assert command_argv(command) == argv
 
 
 def test_assignment_and_expansion_reach_the_script(start):
@@ -371,6 +350,81 @@ def test_syntax_error_has_its_line(start, tmp_path):
     assert said["file"].endswith("main.py")
 
 
+@pytest.mark.parametrize(
+    ("script", "code"), [("import os; os.kill(os.getpid(), 9)", 137), ("raise SystemExit(3)", 3)]
+)
+@pytest.mark.parametrize(
+    "then", ["python main.py", "exec python main.py", "python main.py & python main.py; wait $!"]
+)
+def test_an_exception_of_an_earlier_python_is_not_why_a_later_one_ended(start, script, code, then):
+    one = start(script, command=f"python -c 'import no_such' 2> probed || {then}").end()
+    assert "ModuleNotFoundError" in (one.folder / "probed").read_text()
+    assert one.code == one.record()["exit_code"] == code
+    assert "exception" not in one.record()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sh run.sh",
+        "python main.py || (python -c 'print(1)' && false)",
+        "(python main.py || (sleep 0.5 && exit 1)) 2>&1 | (sleep 0.4 && exec python -c 'input()')",
+    ],
+)
+def test_an_earlier_pythons_exception_is_told_beside_the_last_line(start, tmp_path, command):
+    """It may be why the command ends so, or one that it got over: the shim cannot know."""
+    (tmp_path / "run.sh").write_text("python main.py\nrc=$?\npython -c 'print(1)'\nexit $rc\n")
+    one = start("import no_such", command=command).end()
+    assert one.code == one.record()["exit_code"] == 1
+    assert "exception" not in one.record()
+    told = "an earlier Python ended with ModuleNotFoundError: No module named 'no_such'"
+    assert told in one.record()["reason"]
+
+
+def test_an_exception_that_the_command_got_over_is_not_why_it_ends_when_asked(start):
+    script = """
+        import os, signal, time
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
+        open("up", "w").write("x")
+        time.sleep(60)
+    """
+    one = start(script, command="python -c 'import no_such' || python main.py")
+    one.wait_for("up")
+    one.process.terminate()
+    assert one.end().record()["exit_code"] == 1
+    assert "exception" not in one.record()
+
+
+@pytest.mark.parametrize("bash", [True, False])
+@pytest.mark.parametrize(
+    "command",
+    ["sh run.sh", "cd . && sh run.sh", "sh run.sh --n $(echo 2)", "(cd . && sh run.sh)"],
+)
+def test_an_exception_that_a_script_got_over_behind_a_pipe_is_no_failure(
+    start, tmp_path, command, bash
+):
+    (tmp_path / "run.sh").write_text("python -c 'import no_such' || echo without\npython main.py\n")
+    more = {} if bash else {"PATH": str(without_bash(tmp_path, "sh"))}
+    one = start("print('ran')", command=f"{command} 2>&1 | tee out", **more).end()
+    assert (one.code, one.log().endswith("without\nran\n")) == (0, True)
+
+
+def test_an_exception_of_one_of_two_pythons_that_run_together_is_recorded(start):
+    script = "import os, time; open('up', 'w').close(); time.sleep(1); raise ValueError('one')"
+    both = "python main.py & until [ -e up ]; do sleep 0.1; done; python -c 0; wait $!"
+    one = start(script, command=both).end()
+    assert (one.code, one.record()["exception"]["type"]) == (1, "ValueError")
+
+
+def test_what_a_script_starts_leaves_its_exception_alone(start):
+    script = """
+        import atexit, subprocess, sys
+        atexit.register(subprocess.run, [sys.executable, "-c", "import no_such"])
+        raise ValueError("its own")
+    """
+    assert start(script).end().record()["exception"]["type"] == "ValueError"
+
+
 WRITES = """
     import os, sys, threading
     from pathlib import Path
@@ -468,6 +522,67 @@ def test_a_signal_is_128_and_its_number(start, number):
     assert "asked_to_end" not in one.record()
 
 
+KILLS_ITSELF = "import os; os.kill(os.getpid(), 9)"
+RAISES = "raise ValueError('too small')"
+
+
+@pytest.mark.parametrize(
+    ("script", "command", "code"),
+    [
+        (RAISES, "python main.py | cat", 1),
+        (RAISES, "cd . && python main.py 2>&1 | tee out | cat", 1),
+        (RAISES, "python main.py | tee out && cat out", 1),
+        ("import sys; sys.exit(7)", "(cd . && python main.py) 2>&1 | tee out", 7),
+        (KILLS_ITSELF, "python main.py | cat", 137),
+        ("", "python main.py | (cat; exit 3)", 3),
+        ("", "python main.py | (cat; exit 3) | cat", 3),
+        ("", "no-such-program | cat", 127),
+        ("", "python main.py | cat", 0),
+        ("", "! python main.py | grep x", 0),
+        ("", "yes | head -1", 0),  # whose reader has had enough
+        ("", "yes | head -1 | cat && python main.py", 0),
+        ("", "yes | grep -q y && python main.py", 0),
+        (RAISES, "(cd . && python main.py 2>&1 | tee out)", 1),
+        ("", "(cd . && python main.py 2>&1 | tee out)", 0),
+        (RAISES, "python main.py | cat || true", 0),
+        (RAISES, "(python main.py || true) | cat; exit 0", 0),
+        (RAISES, "python main.py || true", 0),
+    ],
+)
+def test_a_pipe_fails_where_a_part_of_it_fails(start, script, command, code):
+    one = start(script, command=command).end()
+    assert one.code == one.record()["exit_code"] == code, one.log()
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--shape={28,28} {a..c} {x,y}{1,2}", "~ $LANG", "'a  b' m*.py"]
+)
+def test_a_pipe_leaves_the_words_of_a_command_as_they_are(start, tmp_path, arguments):
+    script = "import sys; print(sys.argv[1:])"
+    logs = []
+    for more in (" && true", " | cat", " 2>&1 | cat"):
+        logs.append(start(script, command=f"python main.py {arguments}{more}").end().log())
+        (tmp_path / "rank-0.log").unlink()
+    assert logs[0].startswith("[") and len({*logs}) == 1, logs
+
+
+def without_bash(folder: Path, *more: str) -> Path:
+    """A folder of programs for PATH."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name in ("cat", "tee", "grep", *more):
+        (programs / name).symlink_to(shutil.which(name))
+    return programs
+
+
+def test_without_bash_an_exception_behind_a_pipe_is_no_success(start, tmp_path):
+    path = str(without_bash(tmp_path))
+    for script, code in ((RAISES, 1), ("", 0)):
+        one = start(script, command="python main.py 2>&1 | cat", PATH=path).end()
+        assert one.code == one.record()["exit_code"] == code
+        (tmp_path / "rank-0.exception.json").unlink(missing_ok=True)
+
+
 @pytest.mark.parametrize("command", ["no-such-program a", "no-such-program $HOME"])
 def test_command_not_found_is_127(start, command):
     one = start(command=command).end()
@@ -552,6 +667,52 @@ def test_a_script_in_a_compound_command_may_save(start, tmp_path, command, name)
     assert (tmp_path / "went-on").exists() == ("went-on" in command and name != "SIGTERM")
     if "out" in command:
         assert (tmp_path / "out").read_text() == "saved\n"
+
+
+@pytest.mark.parametrize("bash", [True, False])
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        ("raise OSError(28, 'No space left on device')", 1),
+        ("os.kill(os.getpid(), 9)", 137),
+        ("os._exit(0)", 0),
+    ],
+)
+def test_a_script_that_fails_as_it_makes_room_has_failed_behind_a_pipe_too(
+    start, tmp_path, ends, code, bash
+):
+    script = f"""
+        import os, signal, time
+
+        def save(*_):
+            {ends}
+
+        signal.signal(signal.SIGTERM, save)
+        open("up", "w").write("x")
+        time.sleep(60)
+    """
+    more = {} if bash else {"PATH": str(without_bash(tmp_path))}
+    one = start(script, command="python main.py 2>&1 | tee out", **more)
+    one.wait_for("up")
+    one.process.terminate()
+    one.end()
+    if not bash and code == 137:
+        code = 0  # which sh does not see
+    assert one.code == one.record()["exit_code"] == code
+    assert "asked_to_end" in one.record() and ("exception" in one.record()) == (code == 1)
+
+
+def test_what_feeds_a_script_that_saves_may_end_by_the_signal(start):
+    script = """
+        import os, signal, time
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        open("up", "w").write("x")
+        time.sleep(60)
+    """
+    one = start(script, command="yes | python main.py", new_group=True)
+    one.wait_for("up")
+    os.killpg(one.process.pid, signal.SIGTERM)
+    assert one.end().code == 0, one.log()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -756,6 +917,24 @@ def test_that_there_is_no_gpu_is_said_where_one_is_expected_only(start, command,
     script = f"import sys; print('Epoch 1'); sys.stdout.write({NO_DRIVER!r}); print('loss: 1')"
     one = start(script, command=command, **more).end()
     assert one.log() == f"Epoch 1\n{kept}loss: 1\n"
+
+
+@pytest.mark.parametrize("closes", ["", "os.close(1); os.close(2)"])
+def test_what_a_script_leaves_running_is_no_zombie_when_it_has_ended(start, tmp_path, closes):
+    one = start(f"""
+        import os, time
+        {closes}
+        for _ in range(20):
+            os.system("true &")
+        open("up", "w").write("x")
+        time.sleep(60)
+    """)
+    one.wait_for("up")
+    pid = one.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    until(lambda: len(children.read_text().split()) == 1, LONG_S)
+    one.process.terminate()
+    assert one.end().code == 143
 
 
 def test_an_end_is_recorded_whatever_the_script_left(start, monkeypatch):

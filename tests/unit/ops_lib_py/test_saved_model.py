@@ -6,6 +6,7 @@ was taken. TensorFlow is imported once here and once in the one fresh process.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ddl_ops import saved_model
+from ddl_ops import saved_model, serving_export
 
 from tests.limits import within
 
@@ -715,6 +716,30 @@ def test_keras_file_cut_short_is_skipped(empty: Bench) -> None:
     np.testing.assert_allclose(report["prediction"]["logits"], logits(1)[:8], rtol=1e-4)
 
 
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "float32"])
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_keras_models_that_diverged_are_rejected(empty: Bench, policy: str, value: float) -> None:
+    import keras
+
+    last = keras.layers.Dense(CLASSES, activation=None, dtype=policy)
+    model = keras.Sequential([keras.Input((2, 3, 1)), keras.layers.Flatten(), last])
+    model.set_weights([np.full_like(weights(1), value), BIAS])
+    save_keras(empty.result / "model-1.keras", model, 1000)
+    assert "are not finite. The training diverged" in empty.fail("ModelRejected")
+
+
+def test_keras_models_in_bfloat16_predict(empty: Bench) -> None:
+    import keras
+
+    last = keras.layers.Dense(CLASSES, activation=None, dtype="mixed_bfloat16")
+    model = keras.Sequential([keras.Input((2, 3, 1)), keras.layers.Flatten(), last])
+    save_keras(empty.result / "model-1.keras", model, 1000)
+    empty.add_sample()
+    report = empty.succeed()
+    outputs = report["signatures"]["predict_images"]["outputs"]
+    assert outputs["scores"]["dtype"] == "bfloat16"
+
+
 def test_keras_names_of_the_manifest(empty: Bench) -> None:
     save_keras(empty.result / "model-1.keras", keras_model(1), 1000)
     report = empty.succeed("--input", "digits=pixels", "--output", "chances=last")
@@ -818,6 +843,9 @@ def ends_of_keras_models() -> list[Any]:
 
         return end
 
+    def ensemble(keras: Any, x: Any, kind: str = "softmax") -> list[Any]:
+        return [keras.layers.Activation(kind)(one) for one in (x, x * 2.0, -x)]
+
     def nested(keras: Any, x: Any) -> Any:
         inner = keras.Sequential([keras.Input([CLASSES]), keras.layers.Softmax()])
         return keras.Sequential([keras.Input([CLASSES]), keras.layers.Dropout(0.5), inner])(x)
@@ -869,6 +897,57 @@ def ends_of_keras_models() -> list[Any]:
                     ]
                 ),
             ),
+            ("average", as_they_are, lambda keras, x: keras.layers.Average()(ensemble(keras, x))),
+            (
+                "average of sigmoids",
+                as_they_are,
+                lambda keras, x: keras.layers.Average()(ensemble(keras, x, "sigmoid")),
+            ),
+            (
+                "mean of a stack",
+                as_they_are,
+                lambda keras, x: keras.ops.mean(keras.ops.stack(ensemble(keras, x)), axis=0),
+            ),
+            (
+                "mean of a stack of columns",
+                as_they_are,
+                lambda keras, x: keras.ops.mean(keras.ops.stack(ensemble(keras, x), -1), axis=-1),
+            ),
+            (
+                "weighted",
+                as_they_are,
+                lambda keras, x: 0.3 * keras.ops.softmax(x) + keras.ops.softmax(-x) * 0.7,
+            ),
+            (
+                "scaled by one",
+                as_they_are,
+                layers(lambda k: [k.layers.Softmax(), k.layers.Rescaling(1.0)]),
+            ),
+            (
+                "sigmoids",
+                as_they_are,
+                lambda keras, x: keras.layers.Concatenate()(
+                    [keras.ops.sigmoid(x[:, :1]), keras.ops.sigmoid(x[:, 1:])]
+                ),
+            ),
+            (
+                "softmax and sigmoid",
+                softmax_of_them,
+                lambda keras, x: keras.layers.Concatenate()(
+                    [keras.ops.softmax(x[:, :2]), keras.ops.sigmoid(x[:, 2:])]
+                ),
+            ),
+            ("sum", softmax_of_them, lambda keras, x: keras.layers.Add()(ensemble(keras, x))),
+            (
+                "difference",
+                softmax_of_them,
+                lambda keras, x: 2.0 * keras.ops.softmax(x) + -1.0 * keras.ops.softmax(-x),
+            ),
+            (
+                "mean of classes",
+                softmax_of_them,
+                lambda keras, x: keras.ops.mean(keras.ops.stack([x, -x, x], 1), axis=2),
+            ),
             ("over rows", softmax_of_them, layers(lambda k: [k.layers.Softmax(axis=0)])),
             ("op after softmax", softmax_of_them, lambda keras, x: keras.ops.softmax(x) * 9.0),
             ("nothing", softmax_of_them, lambda keras, x: x),
@@ -887,11 +966,48 @@ def test_scores_of_keras_models_are_a_softmax_once(
     model.set_weights([weights(1), BIAS])
     save_keras(empty.result / "model-1.keras", model, 1000)
     empty.add_sample()
-    prediction = empty.succeed()["prediction"]
+    report = empty.succeed()
+    prediction = report["prediction"]
     values = model.predict(PIXELS.reshape(ROWS, FEATURES).astype(np.float32)[:8] / 255, verbose=0)
     expected = values if as_they_are else softmax(values)
     np.testing.assert_allclose(prediction["scores"], expected, rtol=1e-3)
     assert set(prediction) - {"class_index", "scores"} == (set() if as_they_are else {"logits"})
+    assert report["warnings"] == []
+
+
+def test_outputs_of_many_terms_are_looked_at_in_time() -> None:
+    """Hundreds in a row; and each twice, level by level."""
+    import tensorflow as tf
+
+    def added(x: Any) -> Any:
+        return functools.reduce(lambda total, n: total + float(n) * x, range(1, 600), x)
+
+    def doubled(x: Any) -> Any:
+        return functools.reduce(lambda one, _: (one + one) * 0.5, range(60), tf.nn.softmax(x))
+
+    for output, expected in ((added, False), (doubled, True)):
+        graph = tf.function(output).get_concrete_function(tf.TensorSpec([None, 3]))
+        assert serving_export._is_probability(graph.outputs[0]) is expected
+
+
+def test_probabilities_of_which_scores_are_a_softmax_are_warned_of(empty: Bench) -> None:
+    import keras
+
+    x = keras.Input([FEATURES])
+    end = keras.ops.exp(keras.ops.log_softmax(keras.layers.Dense(CLASSES)(x)))
+    model = keras.Model(x, end)
+    model.set_weights([weights(1), BIAS])
+    save_keras(empty.result / "model-1.keras", model, 1000)
+    empty.add_sample()
+    report = empty.succeed()
+    (warning,) = report["warnings"]
+    assert warning.startswith("logits are probabilities in each row of ")
+    assert "scores, which are their softmax" in warning
+    np.testing.assert_allclose(report["prediction"]["logits"], softmax(logits(1))[:8], rtol=1e-4)
+    # Nothing is known of zeros: one row may come out so.
+    shutil.rmtree(empty.data)
+    empty.data.mkdir()
+    assert not any("softmax" in warning for warning in empty.succeed()["warnings"])
 
 
 def test_scores_are_those_of_the_output_that_the_manifest_names(empty: Bench) -> None:

@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -166,6 +167,11 @@ _LONGEST = 2_000
 _folder = os.getcwd()
 # Taken away, so that Pythons which the script starts do not speak for it, and are not changed.
 _file = os.environ.pop("DDL_EXCEPTION_FILE", None)
+if _file is not None:
+    # Of an earlier Python. The command may have got over it, as over one that looks for a module:
+    # the shim sees how it ends.
+    with suppress(OSError):
+        os.replace(_file, f"{_file}.earlier")
 _previous_hook = sys.excepthook
 sys.excepthook = _hook
 _writes_file = os.environ.pop("DDL_WRITES_FILE", None)

@@ -5,6 +5,7 @@ Inputs differ by rank and index, so that a wrong peer, root or offset shows.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Callable
@@ -31,7 +32,8 @@ import ddl  # noqa: E402
 # Whether ranks of one host play several, as tests/parallel/test_transports.py has them.
 SEVERAL_HOSTS = "DDL_HOSTID" in os.environ
 
-CHECKS: list[Callable[[], None]] = []
+# With the number of ranks that it needs at least.
+CHECKS: list[tuple[Callable[[], None], int]] = []
 DTYPES = ["float32", "float64", "int32", "int64"]
 HALVES = ["float16", "bfloat16"]
 PLAIN = [
@@ -43,8 +45,10 @@ PLAIN = [
 SHAPES = [(), (0,), (3, 0), (1,), (7, 3), (70_001,), (1_100_003,)]
 
 
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    CHECKS.append(function)
+def check(function: Callable[[], None] | None = None, *, least: int = 1) -> Callable:
+    if function is None:
+        return functools.partial(check, least=least)
+    CHECKS.append((function, least))
     return function
 
 

@@ -304,6 +304,36 @@ def gradients_that_are_none_on_another_rank_are_an_error() -> None:
 
 
 @check
+def a_row_of_several_slices_is_updated_once() -> None:
+    """By itself Keras 3 lets Adam square each of them, and adds up the squares."""
+    rows, taken = tf.constant([2, 0, 2, RANK]), tf.reshape(tf.range(8.0), [4, 2]) + RANK
+
+    def by_grads_reduce(slices: tf.IndexedSlices, weight: tf.Variable) -> None:
+        keras.optimizers.Adam(0.1).apply_gradients(ddl.grads_reduce([(slices, weight)]))
+
+    def by_optimizer(slices: tf.IndexedSlices, weight: tf.Variable) -> None:
+        optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.Adam(0.1))
+        for _ in range(3):
+            optimizer.apply_gradients([(slices, weight)])
+
+    def by_allreduce(slices: tf.IndexedSlices, weight: tf.Variable) -> None:
+        if os.environ["DDL_SPARSE_AS_DENSE"] == "1":
+            slices = tf.convert_to_tensor(slices)
+        keras.optimizers.Adagrad(0.1).apply_gradients([(ddl.allreduce(slices), weight)])
+
+    for by in (by_grads_reduce, by_optimizer, by_allreduce):
+        weights = []
+        for as_dense in "01":
+            os.environ["DDL_SPARSE_AS_DENSE"] = as_dense
+            try:
+                weights.append(tf.Variable(tf.ones([SIZE + 3, 2])))
+                by(tf.IndexedSlices(taken, rows, tf.constant([SIZE + 3, 2])), weights[-1])
+            finally:
+                del os.environ["DDL_SPARSE_AS_DENSE"]
+        np.testing.assert_allclose(*weights, atol=1e-6, err_msg=by.__name__)
+
+
+@check
 def gradients_of_single_numbers_are_known_to_be_averaged() -> None:
     shapes = gradients._shapes.copy()
     gradients._shapes.clear()

@@ -424,10 +424,8 @@ def slope_model(optimizer: keras.optimizers.Optimizer) -> keras.Model:
     return model
 
 
-@check
+@check(least=2)
 def keras_epochs_of_different_lengths_are_errors_on_all_ranks() -> None:
-    if SIZE == 1:
-        return
     for steps in (4, 5):
         model = slope_model(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
         x = np.ones((5 if RANK else 4, 1), "float32")
@@ -491,10 +489,8 @@ def keras_models_in_threads_of_their_own_train_right() -> None:
             np.testing.assert_allclose(mine, right, rtol=1e-5, atol=1e-5)
 
 
-@check
+@check(least=2)
 def keras_models_that_were_tried_before_are_not_mixed_in_threads() -> None:
-    if SIZE == 1:
-        return
     x, y = whole_batch()
 
     def model_that_was_tried() -> keras.Model:
@@ -518,10 +514,8 @@ def keras_models_that_were_tried_before_are_not_mixed_in_threads() -> None:
         assert "ddl_gradients_of_optimizer_" in failed.message, failed
 
 
-@check
+@check(least=2)
 def keras_models_that_differ_are_named() -> None:
-    if SIZE == 1:
-        return
     variable = keras.Variable(np.zeros(2 + RANK), dtype="float32", name="kernel")
     message = mismatch(lambda: ddl.keras.broadcast_variables([variable]))
     assert "kernel" in message, message
@@ -792,12 +786,14 @@ def keras_checkpoints_are_saved_on_rank_0_and_whole() -> None:
         assert {c.path.name for c in checkpoints.find(folder).checkpoints} >= {"last.keras"}
         assert not any(c.path.name.startswith(".") for c in checkpoints.find(folder).checkpoints)
     del os.environ["CHECKPOINT_DIR"]
-    try:
-        ddl.keras.CheckpointCallback()
-    except ValueError as error:
-        assert "CHECKPOINT_DIR is not set" in str(error)
-    else:
-        raise AssertionError("no error")
+    for callback_of in (ddl.keras.CheckpointCallback, ddl.keras.PreemptionCallback):
+        try:
+            callback_of()
+        except ValueError as error:
+            assert "CHECKPOINT_DIR is not set" in str(error)
+            assert "ddl-run --manifest" in str(error)
+        else:
+            raise AssertionError("no error")
 
 
 @check

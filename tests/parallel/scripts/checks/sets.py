@@ -27,10 +27,8 @@ def all_members() -> list[list[int]]:
     return [[0], list(range(0, SIZE, 2)), list(range(1, SIZE))][: 3 if SIZE > 2 else 1]
 
 
-@check
+@check(least=2)
 def process_sets_have_collectives_of_their_own() -> None:
-    if SIZE == 1:
-        return
     sets = {process_sets.add(reversed(members)): members for members in all_members()}
     assert process_sets.all_sets().items() >= sets.items()
     for number, members in sets.items():
@@ -76,10 +74,8 @@ def process_sets_have_collectives_of_their_own() -> None:
     refused(lambda: collectives.allreduce(1.0, process_set=number), ValueError, "no process set")
 
 
-@check
+@check(least=3)
 def process_sets_have_gradients() -> None:
-    if SIZE < 3:
-        return
     members = [0, SIZE - 1]
     number = process_sets.add(members)
     if RANK in members:
@@ -109,10 +105,8 @@ def process_sets_have_gradients() -> None:
     process_sets.remove(number)
 
 
-@check
+@check(least=2)
 def process_sets_do_not_wait_for_others() -> None:
-    if SIZE == 1:
-        return
     early = list(range(SIZE - 1))  # the last rank comes late to what is of all
     number = process_sets.add(early)
     ended: dict[str, float] = {}

@@ -14,6 +14,7 @@ import tensorflow as tf
 from ddl_ops import collectives
 from ddl_ops.loader import operations
 from speech import RANK, SIZE
+from tf1_ensemble import train_in_threads
 
 from checks import (
     EARLY,
@@ -231,6 +232,39 @@ def tf1_threads_may_run_one_collective_at_a_time_each() -> None:
             runs = [pool.submit(session.run, [total_op, other_op]) for _ in range(12)]
             for run in runs:
                 assert [part.tolist() for part in run.result()] == want
+
+
+@check
+def tf1_graphs_in_threads_are_told_apart_by_variable_scopes() -> None:
+    for built_by_threads in (True, False):
+        assert train_in_threads(built_by_threads, scoped=True) == [[], []]
+
+
+@check
+def tf1_graphs_of_one_thread_take_turns_and_rank_0_may_have_one_more() -> None:
+    def build() -> tuple[v1.Session, tf.Variable, tf.Operation, tf.Operation]:
+        with tf.Graph().as_default() as graph:
+            w = v1.get_variable("w", initializer=float(RANK))
+            train = v1.train.GradientDescentOptimizer(1.0).minimize(w * (RANK + 1.0))
+            session = v1.Session(graph=graph)
+            init = v1.global_variables_initializer()
+        return session, w, train, init
+
+    step = (SIZE + 1) / 2
+    models = []
+    for _ in range(2):
+        if RANK == 0:
+            build()[0].close()  # to look at it, say
+        models.append(build())
+        session, w, train, init = models[-1]
+        session.run(init)
+        session.run(train)
+    for turn in range(3):
+        for session, w, train, _ in models:
+            session.run(train)
+            np.testing.assert_allclose(session.run(w), -step * (turn + 2))
+    for session, *_ in models:
+        session.close()
 
 
 def train_tf1(variables: list[tf.Variable], loss: tf.Tensor, x: tf.Tensor) -> list[np.ndarray]:

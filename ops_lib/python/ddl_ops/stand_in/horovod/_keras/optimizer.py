@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,7 +55,8 @@ def distribute(
 ) -> Any:
     """Makes `optimizer` combine gradients over the ranks before each update, and returns it.
 
-    Its class becomes one below its own, of the same name, which saved models name as its own.
+    Its class becomes one below its own, of the same name, which saved models name as its own. One
+    that was given before, as for the next fold, stays as it is: another is made as that one was.
 
     Args:
         optimizer: of Keras 3 or 2.
@@ -62,16 +64,35 @@ def distribute(
         passes: backward_passes_per_step.
         average_passes: average_aggregated_gradients.
 
-    Raises ValueError if it is distributed already, or before hvd.init().
+    Raises ValueError if it was distributed otherwise, or before hvd.init().
     """
     require_initialized()
+    if (another := getattr(optimizer, "_hvd_another", None)) is not None:
+        return _distributed(another(), reduction, passes, average_passes)
+    another = _maker_of(optimizer)
+    optimizer = _distributed(optimizer, reduction, passes, average_passes)
+    optimizer._hvd_another = another
+    return optimizer
+
+
+def _maker_of(optimizer: Any) -> Callable[[], Any] | None:
+    """Makes another as an optimizer is now; None if its class cannot."""
+    try:
+        kind, config = type(optimizer), optimizer.get_config()
+    except Exception:  # whatever a script's own class raises: it trains once
+        return None
+    # A copy: Keras puts objects into it.
+    return lambda: kind.from_config(copy.deepcopy(config))
+
+
+def _distributed(optimizer: Any, reduction: Reduction, passes: int, average_passes: bool) -> Any:
     if keras_optimizer.is_distributed(optimizer):
         raise ValueError(
             f"The optimizer {optimizer.name!r} is distributed already: wrap it once, or gradients "
             "would be averaged twice."
         )
     if hasattr(optimizer, "inner_optimizer"):
-        distribute(optimizer.inner_optimizer, reduction, passes, average_passes)
+        _distributed(optimizer.inner_optimizer, reduction, passes, average_passes)
         return optimizer
     mixin: type = _Keras3
     if _is_keras_2(optimizer):
@@ -175,19 +196,20 @@ class _Distributed:
 
     def _marked(self: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """With marks on those that are combined already, also where the script has changed them."""
-        marked = list(gradients)
+        marked, ranks = list(gradients), self._hvd.reduction.ranks
         for i, variable in enumerate(variables):
-            if not (self._computed_by_script or was_combined(variable)):
+            if not (self._computed_by_script or was_combined(variable, ranks)):
                 continue
             if not isinstance(marked[i], (tf.Tensor, tf.IndexedSlices, type(None))):
                 # An array has no marks; a variable that the script adds up in would keep its own.
                 marked[i] = tf.convert_to_tensor(marked[i], dtype_hint=variable.dtype)
-            mark_reduced(marked[i])
+            mark_reduced(marked[i], ranks)
         return marked
 
     def _combined(self: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         gradients = self._marked(gradients, variables)
-        if all(gradient is None or is_reduced(gradient) for gradient in gradients):
+        ranks = self._hvd.reduction.ranks
+        if all(gradient is None or is_reduced(gradient, ranks) for gradient in gradients):
             return gradients
         return list(self._allreduce(gradients, variables))
 
@@ -229,6 +251,21 @@ class _Keras3(_Distributed):
         )
         combined = self._combined(list(grads), variables)
         return self._update(combined, variables, lambda: apply(combined, variables))
+
+    def _update_model_variables_moving_average(self: Any, trainable_variables: Any) -> None:
+        """As that of Keras, whose averages are 0 until an update at iteration 0.
+
+        Where passes are added up, the first update comes later; they begin there.
+        """
+        _, passes, _ = self._hvd_how
+        adds_up = self._agg_helper is not None and self._agg_helper.counter is not None
+        if self.use_ema and adds_up:
+            begins = self.iterations < passes
+            averages = self._model_variables_moving_average
+            for variable, average in zip(trainable_variables, averages, strict=False):
+                if average is not None:
+                    average.assign(tf.where(begins, variable, average))
+        super()._update_model_variables_moving_average(trainable_variables)  # type: ignore[misc]
 
 
 class _Keras2(_Distributed):
@@ -276,7 +313,7 @@ class _Keras2(_Distributed):
         combined = self._combined([gradient for gradient, _ in pairs], variables)
         aggregated = list(aggregate(list(zip(combined, variables, strict=True))))
         for gradient, _ in aggregated:  # new tensors
-            mark_reduced(gradient)
+            mark_reduced(gradient, self._hvd.reduction.ranks)
         return aggregated
 
 

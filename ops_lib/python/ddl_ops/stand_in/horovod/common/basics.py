@@ -14,6 +14,7 @@ from horovod.common import util
 from horovod.common.process_sets import (
     ProcessSet,
     add_process_set,
+    forget,
     global_process_set,
     ids_and_ranks,
 )
@@ -31,12 +32,13 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     A process that no launcher started is one rank alone.
 
     Args:
-        comm: None, or all ranks. NotImplementedError for others: start these as a job.
+        comm: None, or all ranks, as a list or a communicator of mpi4py in which they have the same
+            numbers. NotImplementedError for others: start these as a job.
         process_sets: added as by process_sets.add_process_set, unless they were before; None or
             "dynamic": none.
     """
     global _initialized
-    if comm is not None and list(comm) != global_process_set.ranks:
+    if comm is not None and not _is_of_all(comm):
         raise NotImplementedError(
             f"hvd.init(comm={comm!r}): only all ranks of the job can start. Start those alone: "
             "ddl-run --np N, or horovodrun -np N."
@@ -54,6 +56,12 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
                 add_process_set(one)
 
 
+def _is_of_all(comm: Any) -> bool:
+    if hasattr(comm, "Get_rank"):
+        return bool(comm.Get_rank() == PLACEMENT.rank and comm.Get_size() == PLACEMENT.size)
+    return list(comm) == global_process_set.ranks
+
+
 def shutdown() -> None:
     """From here on it is as before init(), which may follow. Communication ends with the process.
 
@@ -61,6 +69,7 @@ def shutdown() -> None:
     """
     global _initialized
     _initialized = False
+    forget()
 
 
 def is_initialized() -> bool:
@@ -128,9 +137,9 @@ def is_homogeneous() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """False: one thread of each process does all of MPI. ValueError before init()."""
+    """True: MPI is started for several threads, so mpi4py may be used. ValueError before init()."""
     require_initialized()
-    return False
+    return True
 
 
 def mpi_enabled() -> bool:

@@ -7,24 +7,32 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
+import json
+import linecache
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar
 
 import numpy as np
 from ddl_ops import arrays, preemption
 from ddl_ops.environment import PLACEMENT
 
-from horovod.common.commits import Commit, Commits
+from horovod.common import commit_lock
+from horovod.common.commits import Commit, Commits, Place, state_of
 
 
 class _Script:
-    """How many states run() has been given, and how often the ranks have asked each other whether
-    to end, in all starts of the job. The same on all ranks that have not joined."""
+    """How many states run() has been given, in all and from each place, and how often the ranks
+    have asked each other whether to end, in all starts of the job. The same on all ranks that have
+    not joined."""
 
     states = 0
+    times: ClassVar[dict[tuple[str, str, int], int]] = {}  # by function, file and line
     checks = 0
     commits: ClassVar[list[Commits]] = []  # of the states whose commits outlive the job
 
@@ -124,14 +132,20 @@ class State:
             attributes, values = self._kept()
             self._commits.write(self._commits.number, Commit(checks, attributes, values))
 
-    def go_on(self) -> None:
+    def go_on(self, func: Callable[..., Any], caller: FrameType) -> None:
         """Goes on from what an earlier start of the job has committed, once. Collective.
 
-        Raises ValueError on rank 0 if that is of other variables; else as Commits.newest.
+        Args:
+            func: that trains it.
+            caller: where that is called.
+
+        Raises on rank 0 ValueError if that is of other variables; RuntimeError if another job
+        commits in the folder; else as Commits.newest.
         """
         if self._commits is not None or not self._outlives():
             return
         _Script.states += 1
+        place = _place(func, caller, self._names(), _Script.states)
         folder = os.environ.get("DDL_COMMIT_DIR") or os.environ.get("CHECKPOINT_DIR")
         if not folder:
             if self._rank() == 0 and PLACEMENT.launched:
@@ -140,16 +154,24 @@ class State:
                     "as a manifest does, nor is horovodrun asked to start again by --min-np"
                 )
             return
-        commits = Commits(Path(folder), _Script.states, os.environ.get("TRAINING_ID", ""))
-        found = commits.newest() if self._rank() == 0 else None
-        told = np.zeros(4, np.int64)
+        training = os.environ.get("TRAINING_ID", "")
+        commits = Commits(Path(folder), place, training)
+        found, told = None, np.zeros(5, np.int64)
         if self._rank() == 0:
-            told[0] = commits.number
+            # Not if who starts the job has locked it; nor in a manifest's training, whose folder is
+            # its own: a rank of the try before may still hold the lock.
+            locked = os.environ.get("DDL_COMMIT_LOCK")
+            elsewhere = locked is None or Path(locked).resolve() != Path(folder).resolve()
+            if elsewhere and "DDL_JOB_ID" not in os.environ:
+                commit_lock.hold(Path(folder))
+            found = commits.newest({one.state for one in _Script.commits})
+            told[:2] = commits.number, int(commits.state, 16)
         if found is not None:
-            told[1:] = 1, found.checks, len(found.arrays)
+            told[2:] = 1, found.checks, len(found.arrays)
         if PLACEMENT.size > 1:
             arrays.broadcast([told], 0)
-        commits.number, again, checks, variables = map(int, told)
+        commits.number, state, again, checks, variables = map(int, told)
+        commits.state = state_of(state)
         _Script.checks = max(_Script.checks, checks)
         self._commits = commits
         _Script.commits.append(commits)
@@ -166,6 +188,10 @@ class State:
     def _outlives(self) -> bool:
         """Whether what save() keeps is known here: else it is for the subclass to write it."""
         return False
+
+    def _names(self) -> tuple[str, ...]:
+        """Of the attributes."""
+        return ()
 
     def _kept(self) -> tuple[dict[str, Any], Sequence[np.ndarray[Any, Any]]]:
         """What save() keeps: attributes, and values of variables."""
@@ -207,8 +233,9 @@ class ObjectState(State):
         self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any
     ) -> None:
         super().__init__(bcast_object, get_rank)
-        self._saved_state = kwargs
-        self._set_attrs()
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+        self._saved_state = copy.deepcopy(kwargs)
 
     def save(self) -> None:
         """Keeps copies of the attributes."""
@@ -219,14 +246,18 @@ class ObjectState(State):
         self._set_attrs()
 
     def sync(self) -> None:
-        """Gives all ranks rank 0's."""
+        """Gives all ranks rank 0's, which has its own objects further on."""
         if self._saved_state:
             self.save()
             self._saved_state = self._bcast_object(self._saved_state)
-            self._set_attrs()
+            if self._rank() != 0:
+                self._set_attrs()
 
     def _outlives(self) -> bool:
         return True
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._saved_state))
 
     def _kept(self) -> tuple[dict[str, Any], Sequence[np.ndarray[Any, Any]]]:
         return self._saved_state, ()
@@ -241,6 +272,35 @@ class ObjectState(State):
             setattr(self, name, copy.deepcopy(value))
 
 
+def _place(
+    func: Callable[..., Any], caller: FrameType, names: tuple[str, ...], ordinal: int
+) -> Place:
+    """Where a state is trained; counts how often one was from there."""
+    file, line = caller.f_code.co_filename, caller.f_lineno
+    name = getattr(func, "__qualname__", type(func).__name__)
+    times = _Script.times[name, file, line] = _Script.times.get((name, file, line), 0) + 1
+    try:
+        source = Path(file).read_bytes()
+    except OSError:
+        source = b""  # of a prompt, or a notebook
+    script, *words = sys.argv or [""]
+    if script.endswith("kernel_launcher.py"):
+        words = []  # where its front end is, another place in each start
+    return Place(
+        _digest(os.path.basename(script), *words),
+        *(name, os.path.basename(file), line, times, names),
+        hashlib.sha256(source).hexdigest(),
+        _digest(linecache.getline(file, line).strip()),
+        _digest(*map(os.path.abspath, (script, file))),
+        ordinal,
+        frozenset(_digest(one.strip()) for one in linecache.getlines(file)),
+    )
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+
+
 def run_fn(func: Callable[..., Any], reset: Callable[[], None] | None = None) -> Callable[..., Any]:
     """Decorates the function that trains: its first argument, a state, is the same on all ranks.
 
@@ -250,7 +310,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None] | None = None) ->
 
     @functools.wraps(func)
     def wrapped(state: State, *args: Any, **kwargs: Any) -> Any:
-        state.go_on()
+        state.go_on(func, sys._getframe(1))
         state.sync()
         return func(state, *args, **kwargs)
 

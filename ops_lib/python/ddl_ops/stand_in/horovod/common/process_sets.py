@@ -66,6 +66,8 @@ global_process_set = ProcessSet(range(PLACEMENT.size))
 global_process_set.process_set_id = 0
 # By id, which is given again where a set is removed: the set, and the number that ddl gave it.
 _added: dict[int, tuple[ProcessSet, int]] = {0: (global_process_set, 0)}
+# By ranks: the numbers of sets from before shutdown(), which need not be made again.
+_former: dict[tuple[int, ...], int] = {}
 
 
 def number_of(process_set: ProcessSet | int | None) -> int:
@@ -99,7 +101,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     where there is a set of the same ranks, all ranks among them.
     """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    number = process_sets.add(added.ranks or [])
+    ranks = added.ranks or []
+    number = _former.pop(tuple(ranks), 0) or process_sets.add(ranks)
     added.process_set_id = next(one for one in range(len(_added) + 1) if one not in _added)
     _added[added.process_set_id] = (added, number)
     return added
@@ -114,3 +117,13 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     del _added[number]
     process_set.process_set_id = None
     return True
+
+
+def forget() -> None:
+    """From here on none was added. On this rank alone: whoever adds one of them again gets it."""
+    for one, number in _added.values():
+        if number:
+            _former[tuple(one.ranks or [])] = number
+            one.process_set_id = None
+    _added.clear()
+    _added[0] = (global_process_set, 0)

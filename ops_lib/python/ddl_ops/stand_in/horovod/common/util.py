@@ -125,12 +125,16 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def pickled(obj: Any) -> bytes:
-    """An object for another process; functions, too, where cloudpickle is installed."""
+    """An object for a process of the same script: by cloudpickle if pickle cannot take it.
+
+    By pickle first, so that objects of the script's own classes stay of these.
+    """
     try:
-        import cloudpickle
-    except ImportError:
         return pickle.dumps(obj)
-    return bytes(cloudpickle.dumps(obj))
+    except (pickle.PicklingError, AttributeError, TypeError):
+        import cloudpickle  # rarely needed
+
+        return bytes(cloudpickle.dumps(obj))
 
 
 def unpickled(data: bytes | memoryview) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import subprocess
@@ -42,7 +43,7 @@ def run(
     """Calls a function on ranks, and returns what it returns on each.
 
     Args:
-        func: what cloudpickle, or without that pickle, can take.
+        func: what cloudpickle can take, as functions of the main script.
         args: of the function.
         kwargs: of the function.
         num_proc: number of ranks.
@@ -66,6 +67,8 @@ def run(
     Raises RuntimeError if a rank fails, whose output has been printed.
     """
     del verbose, use_mpi
+    import cloudpickle  # not for horovodrun
+
     if given := sorted(name for name, value in unknown.items() if value is not None):
         raise TypeError(f"horovod.run({', '.join(given)}=): not here: docs/coming-from-horovod.md")
     flags = ["-np", str(np or num_proc)]
@@ -84,8 +87,12 @@ def run(
             flags += [flag, *map(str, value if isinstance(value, list | tuple) else [value])]
     place = Path.cwd() if hosts or hostfile or host_discovery_script else None
     with tempfile.TemporaryDirectory(prefix=".horovod-run-", dir=place) as folder:
-        _dump((func, tuple(args), dict(kwargs or {})), Path(folder, "function"))
-        command = [executable or sys.executable, str(_CALLED), folder]
+        arguments = (tuple(args), dict(kwargs or {}))
+        Path(folder, "function").write_bytes(cloudpickle.dumps((func, *arguments)))
+        # In sys.argv, which tells elastic states apart. Made once: ranks may pickle what they
+        # unpickled to other bytes.
+        key = hashlib.sha256(cloudpickle.dumps(arguments)).hexdigest()
+        command = [executable or sys.executable, str(_CALLED), folder, key]
         packages = str(Path(__file__).parents[2])
         environment = dict(os.environ if env is None else env)
         done = subprocess.run(
@@ -106,11 +113,3 @@ def run(
 
 def _in_front(folder: str, environment: Mapping[str, str]) -> str:
     return os.pathsep.join(filter(None, (folder, environment.get("PYTHONPATH"))))
-
-
-def _dump(value: Any, path: Path) -> None:
-    try:
-        import cloudpickle as pickler  # takes functions of the main script
-    except ImportError:
-        pickler = pickle
-    path.write_bytes(pickler.dumps(value))

@@ -88,7 +88,7 @@ def broadcast_object(
     """Rank `root_rank`'s object, on every rank; what others pass is not looked at.
 
     Args:
-        obj: what pickle can take, or cloudpickle where that is installed.
+        obj: what pickle or cloudpickle can take.
         root_rank: whose.
         session: in a TF1 graph; by default the one around the call.
         name: of the collectives.

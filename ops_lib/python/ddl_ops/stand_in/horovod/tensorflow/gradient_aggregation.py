@@ -75,7 +75,7 @@ class LocalGradientAggregation:
             )
         for i, one in zip(present, results, strict=True):
             dense[i] = tf.identity(one)
-            mark_reduced(dense[i])
+            mark_reduced(dense[i], self._reduce.reduction.ranks)
         return dense
 
     def _build(self, pairs: Sequence[tuple[Any, Any]]) -> None:

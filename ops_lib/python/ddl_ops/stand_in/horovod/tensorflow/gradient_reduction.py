@@ -12,13 +12,19 @@ from typing import Any
 import tensorflow as tf
 from ddl_ops import averaging
 from ddl_ops.environment import PLACEMENT
-from ddl_ops.gradients import is_reduced, mark_reduced, name_in_order, reduce_gradients
+from ddl_ops.gradients import (
+    is_reduced,
+    mark_reduced,
+    name_in_order,
+    reduce_gradients,
+    with_each_row_once,
+)
 
 from horovod.common.basics import Average, require_initialized
 from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
-from horovod.tensorflow.reductions import allreduce_slices, require_plain
+from horovod.tensorflow.reductions import allreduce_slices, ranks_of, require_plain
 from horovod.tensorflow.util import key_of, keys_of
 
 
@@ -48,13 +54,19 @@ class Reduction:
             )
         check_groups(self.groups)
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Over which gradients are combined, or ALL_RANKS."""
+        return ranks_of(self.process_set)
+
     def local(self, gradient: Any) -> Any:
         """What a gradient that stays on its rank is applied as."""
         if gradient is None:
             return None
         if isinstance(gradient, tf.IndexedSlices):
             values = self._of_own(gradient.values)
-            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+            slices = tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+            return with_each_row_once(slices)
         return self._of_own(gradient)
 
     def _of_own(self, values: tf.Tensor) -> tf.Tensor:
@@ -73,7 +85,8 @@ class Reduction:
 
         Args:
             gradients: None stays None, and must be None on every rank, else it is
-                FailedPreconditionError; one that was reduced before stays what it is.
+                FailedPreconditionError; one that was reduced before, over the same ranks or all,
+                stays what it is.
             variables: whose they are; only needed with `local`.
             local: keys (key_of) of variables whose gradients stay on their ranks.
 
@@ -93,14 +106,15 @@ class Reduction:
                 reduced[i] = self.local(reduced[i])
                 mark_reduced(reduced[i])
         if not PLACEMENT.launched or not self.process_set.included():
-            return reduced
+            return [with_each_row_once(gradient) for gradient in reduced]
+        ranks = self.ranks
         others = [i for i in range(len(reduced)) if i not in at_home]
         sparse = [
             i
             for i in others
             if isinstance(reduced[i], tf.IndexedSlices)
             and not self.sparse_as_dense
-            and not is_reduced(reduced[i])
+            and not is_reduced(reduced[i], ranks)
         ]
         dense = [i for i in others if i not in sparse]
         combined = reduce_gradients(
@@ -109,6 +123,7 @@ class Reduction:
             name=self.name,
             sparse_as_dense=True,
             reduce_n=self._reduce_n,
+            ranks=ranks,
         )
         for i, one in zip(dense, combined, strict=True):
             reduced[i] = one
@@ -116,8 +131,8 @@ class Reduction:
             averaging.averaged()
             name = name_in_order(f"{self.name}_sparse_{number}")
             gathered = allreduce_slices(reduced[i], self.op, name, self.process_set, False)
-            reduced[i] = _merged(gathered)
-            mark_reduced(reduced[i])
+            reduced[i] = with_each_row_once(gathered)
+            mark_reduced(reduced[i], ranks)
         return reduced
 
     def _reduce_n(self, tensors: Sequence[tf.Tensor], average: bool, name: str | None) -> list[Any]:
@@ -138,17 +153,6 @@ class Reduction:
             self.compression.decompress(one, context)
             for one, (_, context) in zip(together, pairs, strict=True)
         ]
-
-
-def _merged(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """With each row once, as the sum of its slices.
-
-    Optimizers of Keras 2 and TensorFlow 1 do that themselves. In Keras 3, Adam and the like would
-    square each slice.
-    """
-    rows, where = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, where, tf.size(rows))
-    return tf.IndexedSlices(values, rows, slices.dense_shape)
 
 
 def check_groups(groups: Any) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from ddl_ops.gradients import mark_reduced, note_averaged
+from ddl_ops.gradients import ALL_RANKS, mark_reduced, note_averaged
 
 from horovod.common.basics import Average, Sum, resolve_op
 from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
+from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set, set_of
 
 
 def allreduce(
@@ -53,15 +53,24 @@ def allreduce(
     if isinstance(tensor, tf.IndexedSlices):
         require_plain(op, prescale_factor, postscale_factor)
         slices = allreduce_slices(tensor, op, name, process_set, ignore_name_scope)
-        mark_reduced(slices)
+        mark_reduced(slices, ranks_of(process_set))
         return slices
     small, context = compression.compress(tf.convert_to_tensor(tensor))
     reduced = mpi_ops._allreduce(
         small, name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set
     )
     result = compression.decompress(reduced, context)
-    mark_reduced(result)  # an optimizer shall not combine it once more
+    # An optimizer shall not combine it once more.
+    mark_reduced(result, ranks_of(process_set))
     return result
+
+
+def ranks_of(process_set: ProcessSet | int | None) -> tuple[int, ...]:
+    """As gradients are marked that are reduced over a set: its ranks, or ALL_RANKS."""
+    one = set_of(process_set) if isinstance(process_set, int) else process_set
+    if one is None or one.process_set_id == 0:
+        return ALL_RANKS
+    return tuple(one.ranks or ())
 
 
 def require_plain(op: int, prescale_factor: float, postscale_factor: float = 1.0) -> None:
@@ -150,7 +159,7 @@ def grouped_allreduce(
             reduced[i] = allreduce_slices(tensors[i], op, own, process_set, ignore_name_scope)
         previous = [reduced[i].indices, reduced[i].values]
     for one in reduced:
-        mark_reduced(one)
+        mark_reduced(one, ranks_of(process_set))
     return reduced
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
-from ddl_ops.gradients import note_combined
+from ddl_ops.gradients import ALL_RANKS, note_combined
 
 from horovod.common.basics import Average
 from horovod.tensorflow.compression import Compression
@@ -58,9 +58,11 @@ class _DistributedGradientTape(tf.GradientTape):
         del use_generic_names
         gradients = super().gradient(target, sources, output_gradients, **options)
         note_tape()
-        note_combined(sources)
-        flat = tf.nest.flatten(gradients)
-        reduced = self._hvd(flat, tf.nest.flatten(sources))
+        variables = tf.nest.flatten(sources)
+        for variable in variables:  # a local one's stays as it is
+            local = self._hvd.is_local(variable)
+            note_combined(variable, ALL_RANKS if local else self._hvd.reduction.ranks)
+        reduced = self._hvd(tf.nest.flatten(gradients), variables)
         return tf.nest.pack_sequence_as(gradients, reduced)
 
     def get_local_and_global_gradients(

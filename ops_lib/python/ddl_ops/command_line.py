@@ -1,0 +1,90 @@
+"""How a manifest's command is run: the argv, with a shell around it only where it needs one.
+
+Standard library only, as the shim.
+Source: POSIX.1-2017, Shell Command Language; bash(1), PIPESTATUS and POSIX mode.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+# A shell without a trap ends at once, and what it runs is killed while it still saves.
+_WAITS = "trap 'exit $?' TERM INT; trap : USR1"
+# Characters for which a shell must stay around, or must be asked at all.
+_COMPOUND = re.compile(r"[;&|<>()`\n]")
+_SHELL = re.compile(r"[$*?\[\]{}~#!\\]")
+# Of a command's text, what is no operator; and a pipe whose failure no || comes to see.
+_WORDS = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
+_PIPE = re.compile(r"(?<![|>])\|(?!\|)(?!.*\|\|)", re.DOTALL)
+# Fails with the last of a pipe's parts that failed, as `pipefail`. That itself would also decide
+# which commands run, and take for a failure that a part had more to say than was read (SIGPIPE).
+# Nor has one failed that SIGTERM to the whole group ended while the last part saved.
+_LOOK = 'ddl_end $? "${PIPESTATUS[@]}"'
+_OF_EACH_PART = f"""ddl_end() {{
+    (($1 == 0)) || exit "$1"
+    local code end=0
+    for code in "${{@:2:$# - 2}}"; do
+        ((code == 0 || code == 128 + 13 || code == ddl_term)) || end=$code
+    done
+    exit "$end"
+}}
+ddl_term=0
+trap 'ddl_term=143 {_LOOK}' TERM INT; trap : USR1
+"""
+_ASSIGNMENT = re.compile(r"\s*[A-Za-z_]\w*=")
+# A Python at the start of a command, after assignments without quotes.
+_PYTHON = re.compile(r"\s*((?:[A-Za-z_]\w*=[^\s'\"\\]*\s+)*)python3?(?=\s|$)")
+
+
+def command_argv(command: str) -> list[str]:
+    """The argv that runs the manifest's command.
+
+    A plain command runs without a shell. One that needs expansion runs under ``sh`` and replaces
+    it, so that a signal to the child is a signal to the script. Only a compound command keeps
+    the shell, which when asked to end waits for what it runs, and runs no more. Of a pipe each part
+    must end well, which bash can tell; where it is not installed, the last part alone decides.
+
+    ``python`` or ``python3`` at its start is the Python that runs this, under whatever names that
+    is installed.
+
+    Args:
+        command: the text of ``execution.command``, one command.
+    """
+    if (python := _PYTHON.match(command)) is not None:
+        own = python[1] + shlex.quote(sys.executable)
+        command = own + command[python.end() :]
+    if _has_pipe(command) and (bash := shutil.which("bash")) is not None:
+        # Words are to be what they are without the pipe.
+        braces = "" if Path("/bin/sh").resolve().name == "bash" else "set +B\n"
+        return [bash, "--posix", "-c", f"{braces}{_OF_EACH_PART}{command}\n{_LOOK}"]
+    if is_compound(command):
+        return ["/bin/sh", "-c", f"{_WAITS}\n{command}"]
+    if _SHELL.search(command) or _ASSIGNMENT.match(command):
+        words = f"env {command}" if _ASSIGNMENT.match(command) else command
+        return ["/bin/sh", "-c", f"exec {words}"]
+    return shlex.split(command)
+
+
+def is_compound(command: str) -> bool:
+    """Whether a shell stays around what the command runs."""
+    return _COMPOUND.search(command) is not None
+
+
+def may_hide_an_exception(command: str, argv: Sequence[str]) -> bool:
+    """Whether argv, which runs the command, may end well after a part of a pipe has failed.
+
+    Bash sees all parts but those of a pipe that further commands follow, or that is in parentheses.
+    """
+    operators = _WORDS.sub("", command)
+    unseen = argv[0] == "/bin/sh" or re.search(r"\|.*&&|(?<!\$)\([^)]*\|", operators, re.DOTALL)
+    return _has_pipe(command) and "||" not in operators and bool(unseen)
+
+
+def _has_pipe(command: str) -> bool:
+    """Whether the last part of a pipe may end the command well though another part failed."""
+    return _PIPE.search(_WORDS.sub("", command)) is not None
