@@ -16,7 +16,7 @@ import inspect
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -553,6 +553,47 @@ def with_open_runs(dag_ids: Collection[str]) -> set[str]:
         return set(dag_ids)
 
 
+# A DAG processor refreshes each of its bundles every few minutes, if it is not told otherwise.
+_REFRESHED_WITHIN = timedelta(days=1)
+
+
+def dags_of_other_bundles(bundle: str) -> dict[str, tuple[str, str]] | None:
+    """Returns the DAGs that Airflow has of other bundles: file and bundle, by DAG id.
+
+    None if nobody knows. Airflow gives a DAG to the bundle that was parsed last, without a word.
+    For the DAG processor, which may ask the database. Seen in 3.3.2: ``airflow/models/dag.py``,
+    ``airflow/dag_processing/collection.py``. Without it a manifest takes the DAG of another bundle.
+
+    Args:
+        bundle: the name of the one that asks.
+    """
+    from airflow.models import DagModel
+    from airflow.models.dagbundle import DagBundleModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import or_, select
+    from sqlalchemy.exc import SQLAlchemyError
+
+    seen = DagBundleModel.last_refreshed
+    others = (
+        select(DagModel.dag_id, DagModel.bundle_name, DagModel.relative_fileloc)
+        .join(DagBundleModel, DagBundleModel.name == DagModel.bundle_name)
+        .where(
+            DagModel.bundle_name != bundle,
+            DagModel.is_stale.is_(False),
+            # One that is configured no more has none. A DAG processor of one bundle alone leaves
+            # those of before active.
+            DagBundleModel.active.is_not(False),
+            or_(seen.is_(None), seen > datetime.now(UTC) - _REFRESHED_WITHIN),
+        )
+    )
+    try:
+        with create_session(scoped=False) as session:
+            found = session.execute(others)
+            return {dag_id: (file or "a file", name) for dag_id, name, file in found}
+    except (SQLAlchemyError, RuntimeError):  # the next refresh asks again
+        return None
+
+
 def held_back(bundle: str) -> set[str]:
     """Returns the files of a bundle's DAGs that Airflow starts no run of, though it could.
 
@@ -640,6 +681,34 @@ def run_is_open(dag_id: str, run_id: str) -> bool:
     return RuntimeTaskInstance.get_dr_count(dag_id=dag_id, run_ids=[run_id], states=states) > 0
 
 
+def form_of(task_instance: Any, asked: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Has Airflow make the form of a task that asks a person, and says what it shows then.
+
+    A task that is cleared or tried again keeps the form of its first try, without the answer, and
+    nobody can change the text in it: ``upsert_hitl_detail`` in
+    ``airflow/api_fastapi/execution_api/routes/hitl.py`` leaves it as it is and returns it, which
+    ``airflow/sdk/execution_time/hitl.py`` drops. Seen in 3.3.2. Without it a person may approve
+    what they were shown nothing of.
+
+    Args:
+        task_instance: of this task.
+        asked: what it asks for: ``options``, ``subject``, ``body``, ``defaults``, ``params``,
+            ``assigned_users``. Airflow keeps these of the first try.
+
+    Returns:
+        The text, and what counts when nobody answers.
+    """
+    from airflow.sdk.api.datamodels._generated import HITLUser
+    from airflow.sdk.execution_time import task_runner
+    from airflow.sdk.execution_time.comms import CreateHITLDetailPayload
+
+    users = [HITLUser(**user) for user in asked["assigned_users"] or ()]
+    told = {**asked, "assigned_users": users}
+    payload = CreateHITLDetailPayload(ti_id=task_instance.id, **told)
+    shown: Any = task_runner.SUPERVISOR_COMMS.send(payload)
+    return shown.body or "", shown.defaults or []
+
+
 async def state_of_task(task: Any) -> str | None:
     """The state of a trigger's task instance in the database; None if its run was deleted.
 
@@ -663,16 +732,45 @@ async def state_of_task(task: Any) -> str | None:
 # --- the api-server -------------------------------------------------------------------------------
 
 
+def _nobodys(dag_ids: Iterable[str]) -> set[str]:
+    """Which of the DAGs are no team's that anybody knows: with teams, those that are deleted.
+
+    Airflow asks in whose bundle a DAG is, and takes one that it does not have for one of no team,
+    which all teams may read. What it left here may be another team's. Seen in 3.3.2:
+    ``get_team_name`` in ``airflow/models/dag.py``. Without it every team reads the trainings of a
+    DAG that is deleted.
+    """
+    from airflow.models import DagModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    asked = set(dag_ids)
+    if not asked or not conf.getboolean("core", "multi_team", fallback=False):
+        return set()
+    with create_session() as session:
+        there = select(DagModel.dag_id).where(DagModel.dag_id.in_(asked))
+        return asked - set(session.scalars(there))
+
+
 def readers_of_task_logs() -> Any:
     """What FastAPI's ``Depends`` lets in: users who may read the task logs of ``{dag_id}``.
+
+    With teams nobody may read those of a DAG that is deleted: 404.
 
     Seen in 3.3 and 3.4.0b2: ``airflow/api_fastapi/core_api/security.py``. Without it the Training
     tab would be open to all, so it must be left out.
     """
     from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
     from airflow.api_fastapi.core_api.security import requires_access_dag
+    from fastapi import Depends, HTTPException
 
-    return requires_access_dag("GET", DagAccessEntity.TASK_LOGS)
+    allowed = Depends(requires_access_dag("GET", DagAccessEntity.TASK_LOGS))
+
+    def may_read(dag_id: str, _: None = allowed) -> None:
+        if _nobodys([dag_id]):
+            raise HTTPException(404, f"there is no DAG {dag_id!r}, so nobody knows whose it was")
+
+    return may_read
 
 
 def readers_among_dags() -> Any:
@@ -692,7 +790,8 @@ def readers_among_dags() -> Any:
 
     def among(user: Any = Depends(get_user)) -> Callable[[Iterable[str]], set[str]]:  # noqa: B008
         def may_read(dag_ids: Iterable[str]) -> set[str]:
-            asked = list(dag_ids)
+            there = set(dag_ids)
+            asked = list(there - _nobodys(there))
             teams = DagModel.get_dag_id_to_team_name_mapping(asked) if asked else {}
             return {
                 dag_id
@@ -726,6 +825,8 @@ def rights_over_dag() -> Any:
     from fastapi import Depends
 
     def rights(dag_id: str, user: Any = Depends(get_user)) -> dict[str, bool]:  # noqa: B008
+        if _nobodys([dag_id]):
+            return {"trigger": False, "approve": False}
         details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
         manager = get_auth_manager()
         trigger = manager.is_authorized_dag(

@@ -13,12 +13,16 @@ changes and then only, so that Airflow parses at once what changed, and nothing 
         listings/<version>.json   which manifest had which text
         manifests/<sha256>        the texts
         shown/<sha256>.yml        those with keys, without them, by the same digests
+        taken.json                which manifests have the DAG id of another bundle's DAG
 
 A version is the digest of its listing. Versions are what lets a run finish with the manifest that
 it began with. A text with keys written out is kept for a day after its change, others for a month.
 Airflow's scheduler goes on with the runs of a DAG only while a file has that DAG, and their tasks
 look for it under the path of that file, in their own version. So while a DAG has open runs it stays
 in its file, whatever becomes of its manifest.
+
+A DAG that Airflow has of another bundle stays there as well: until it has gone, a manifest of its
+id is an import error here. Versions say nothing of that: they are for tasks, whose DAG is known.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ from airflow.configuration import conf
 from airflow.dag_processing.bundles.base import BaseDagBundle, BundleVersion
 from airflow.sdk.exceptions import AirflowException
 
-from ddl_airflow.airflow_internals import held_back, with_open_runs
+from ddl_airflow.airflow_internals import dags_of_other_bundles, held_back, with_open_runs
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest.folder import (
     KEYS_FORGOTTEN,
@@ -109,6 +113,8 @@ class ManifestBundle(BaseDagBundle):
         self._folder = Path(path or conf.get("core", "dags_folder")).expanduser().absolute()
         self._latest: str | None = None
         self._written = False  # whether the folder has become that version, whole
+        # DAG id -> the file, and the other bundle, that has it; None until somebody has said so.
+        self._elsewhere: Mapping[str, tuple[str, str]] | None = None
         self._look_for_keys = 0.0
         self._again: dict[Path, float] = {}  # stub -> when it is to be parsed once more
         # What a YAML file's state on disk was, and its text and DAG id then; None: no manifest.
@@ -152,13 +158,18 @@ class ManifestBundle(BaseDagBundle):
         import ddl_airflow.dag  # noqa: F401
 
         with self.lock():
-            listing = self._list(hold=True)
+            if (elsewhere := dags_of_other_bundles(self.name)) is not None:
+                self._elsewhere = elsewhere
+            listing, names = self._list(hold=True)
+            was_taken = self._read_taken()
+            taken = was_taken if self._elsewhere is None else self._taken(names, self._elsewhere)
             version = self._version_of(listing)
-            if version != self._latest or not self._written:
+            if version != self._latest or taken != was_taken or not self._written:
                 self._note_changed(listing)
                 self._write_listing(version, listing)
                 self._written = False  # if the disk is full meanwhile, say
-                written = self._write_stubs(self.path, listing)
+                written = self._write_stubs(self.path, _with_claims(listing, taken))
+                _write(self._taken_file, json.dumps(taken).encode(), 0o644)
                 self._written = True
                 if self._latest is not None:  # at its start the DAG processor parses them all
                     self._again |= dict.fromkeys(written, time.time() + _PARSED_S + _stored_every())
@@ -198,7 +209,12 @@ class ManifestBundle(BaseDagBundle):
         found = (path.stem for path in by_age if self._read_listing(path.stem) is not None)
         return next(found, None)
 
-    def _list(self, *, hold: bool) -> _Listing:
+    def _list(self, *, hold: bool) -> tuple[_Listing, Mapping[str, Sequence[str]]]:
+        """The manifests as they are, and those of each DAG id.
+
+        Args:
+            hold: whether DAGs stay for their open runs, which only the DAG processor knows.
+        """
         kept = self._known()
         check_mounted(self._folder, self.name, len(kept))
         closed: list[OSError] = []
@@ -237,7 +253,7 @@ class ManifestBundle(BaseDagBundle):
                 listing[name] = listing[name]._replace(claimed_by=others)
         if hold:
             self._hold(kept, listing, names)
-        return listing
+        return listing, names
 
     def _hold(
         self, kept: _Listing, listing: dict[str, _Entry], names: Mapping[str, Sequence[str]]
@@ -257,7 +273,9 @@ class ManifestBundle(BaseDagBundle):
             if same or entry.claimed_by or not text or not self._kept(text).exists():
                 continue
             dag_id, place = self._of_text(text, name)[1], entry.place or _place_of(name)
-            if dag_id and (dag_id not in there or _place_of(there[dag_id]) != place):
+            if not dag_id or dag_id in (self._elsewhere or ()):  # its runs go on there
+                continue
+            if dag_id not in there or _place_of(there[dag_id]) != place:
                 moved[dag_id] = _Entry(text, was=entry.was or name, place=place)
         taken = {_place_of(name) for name in listing}
         for dag_id in sorted(with_open_runs(moved)) if moved else ():
@@ -292,6 +310,37 @@ class ManifestBundle(BaseDagBundle):
     def _version_of(self, listing: _Listing) -> str:
         content = json.dumps([str(self._folder), sorted(listing.items()), _STUB])
         return hashlib.sha256(content.encode()).hexdigest()[:20]
+
+    # --- what other bundles have --------------------------------------------------------------
+
+    @property
+    def _taken_file(self) -> Path:
+        return self.base_dir / "taken.json"
+
+    def _read_taken(self) -> dict[str, str]:
+        """As the newest folder has it, for who may not ask: a task whose run has no version."""
+        try:
+            taken: dict[str, str] = json.loads(self._taken_file.read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return taken
+
+    @staticmethod
+    def _taken(
+        names: Mapping[str, Sequence[str]], elsewhere: Mapping[str, tuple[str, str]]
+    ) -> dict[str, str]:
+        """Which manifests have the DAG id of another bundle's DAG, and where that is.
+
+        Args:
+            names: manifests by DAG id.
+            elsewhere: file and bundle, by DAG id.
+        """
+        taken: dict[str, str] = {}
+        for dag_id in names.keys() & elsewhere.keys():
+            file, bundle = elsewhere[dag_id]
+            manifest = re.sub(r"(\.ya?ml)\.py$", r"\1", file)  # of a stub
+            taken |= dict.fromkeys(names[dag_id], f"{label(manifest)} of bundle {bundle}")
+        return taken
 
     # --- from a listing to a folder -----------------------------------------------------------
 
@@ -358,7 +407,7 @@ class ManifestBundle(BaseDagBundle):
         listing = self._read_listing(version)
         if listing is None:
             # Another host made it. If the folder has the same manifests here, so can we.
-            listing = self._list(hold=False)  # which runs are open, only the other one knows
+            listing, _ = self._list(hold=False)  # which runs are open, only the other one knows
             if self._version_of(listing) != version:
                 raise AirflowException(
                     f"version {version} of bundle {self.name} was never on this host, and the "
@@ -493,6 +542,16 @@ def is_copy(path: Path) -> bool:
             return file.read(len(_STUB)) == _STUB.encode()
     except OSError:
         return False
+
+
+def _with_claims(listing: _Listing, taken: Mapping[str, str]) -> _Listing:
+    """The listing, with what other bundles have as a claim of the DAG id."""
+    return {
+        name: entry._replace(claimed_by=(*entry.claimed_by, taken[name]))
+        if name in taken
+        else entry
+        for name, entry in listing.items()
+    }
 
 
 def _place_of(name: str) -> str:

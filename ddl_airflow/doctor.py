@@ -313,7 +313,8 @@ def _of_user() -> Iterator[Finding]:
             State.OPEN,
             "ranks' user",
             "ranks run as Airflow's own user and can read what it can: other processes' "
-            "environments, keys, other trainings",
+            "environments, keys, other trainings; with a remote launcher, such as slurm, "
+            "transform and evaluation run on this host as that user all the same",
             "Set [ddl] run_ranks_as; see SECURITY.md.",
         )
         return
@@ -332,6 +333,7 @@ def _of_rights() -> Iterator[Finding]:
         yield Finding(
             State.OPEN,
             "manifests",
-            "any manifest may name any connection and any folder that Airflow reads",
+            "any manifest may name any connection, any folder that Airflow reads, and any "
+            "variable that [ddl] manifest_variables lists",
             "Set [ddl] manifest_rights, if not all authors may use them all.",
         )

@@ -39,7 +39,7 @@ from ddl_airflow.core.manifest.rule import suggestion
 from ddl_airflow.core.plan import ApproveStep, Plan, ScheduleStep, Step, confined, plan
 from ddl_airflow.documentation import documentation
 from ddl_airflow.form import form
-from ddl_airflow.notifications import notifiers, say_error
+from ddl_airflow.notifications import default_connections, notifiers, say_error
 from ddl_airflow.operators.base import StepOperator
 from ddl_airflow.operators.evaluate import EvaluateOperator
 from ddl_airflow.operators.stage import StageDataOperator
@@ -240,7 +240,7 @@ def _check_rights(manifest: Manifest, path: Path, rights: Rights | None) -> None
     """Raises ManifestInvalid if the manifest names what is not its to name."""
     issues = [
         ManifestIssue(manifest.line_of(found.field), *found)
-        for found in beyond(manifest, path.parent, rights)
+        for found in beyond(manifest, path.parent, rights, default_connections)
     ]
     if issues:
         raise ManifestInvalid(manifest.source, issues)

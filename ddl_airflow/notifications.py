@@ -6,6 +6,7 @@ Airflow calls them where the task ran; of a task whose worker was lost, in the D
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal
@@ -54,6 +55,29 @@ def notifiers(
     ]
 
 
+def default_connections(notifier: str) -> dict[str, str]:
+    """Returns the connections that a notifier takes where it is given none, by argument.
+
+    Empty for mail, which every manifest may send, and for what no provider has.
+
+    Args:
+        notifier: its class path.
+    """
+    if notifier == SMTP_NOTIFIER or notifier not in notifiers_of_providers():
+        return {}
+    taken = inspect.signature(_class_of(notifier)).parameters.values()
+    return {
+        one.name: str(one.default)
+        for one in taken
+        if one.name.endswith("conn_id") and one.default is not one.empty
+    }
+
+
+def _class_of(notifier: str) -> Any:
+    module, _, name = notifier.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
 def _notifier(manifest: Manifest, one: Notification, event: str, at: str) -> Any:
     installed = notifiers_of_providers()
     if one.notifier not in installed:
@@ -67,8 +91,7 @@ def _notifier(manifest: Manifest, one: Notification, event: str, at: str) -> Any
         subject, body = _MAILS[event]
         arguments.setdefault("subject", subject)
         arguments.setdefault("html_content", body + _RUN % _run_url())
-    module, _, name = one.notifier.rpartition(".")
-    kind = getattr(importlib.import_module(module), name)
+    kind = _class_of(one.notifier)
     try:
         if one.notifier == SMTP_NOTIFIER:
             return _sent_anyway(kind)(event, at, arguments)

@@ -155,10 +155,10 @@ def get_provider_info() -> dict[str, Any]:
                     "manifest_rights": {
                         "description": (
                             "What manifests may name, by the folder that they lie in: Airflow "
-                            "connections, folders outside their own, launchers. A YAML file, or "
-                            "the table itself as JSON; docs/cluster.md has its fields. Manifests "
-                            "of other folders may then name none. Empty: all may name what they "
-                            "like."
+                            "connections, folders outside their own, launchers, environment "
+                            "variables. A YAML file, or the table itself as JSON; docs/cluster.md "
+                            "has its fields. Manifests of other folders may then name none. "
+                            "Empty: all may name what they like."
                         ),
                         "type": "string",
                         "default": "",
@@ -168,7 +168,8 @@ def get_provider_info() -> dict[str, Any]:
                     "manifest_variables": {
                         "description": (
                             "Environment variables that manifests may read with ${NAME} in a "
-                            "connection, separated by commas; * is any text. Never Airflow's own."
+                            "connection, separated by commas; * is any text. Never Airflow's own. "
+                            "With manifest_rights a manifest needs the right to each besides."
                         ),
                         "type": "string",
                         "default": "DDL_*, S3_*",

@@ -56,6 +56,7 @@ from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
 from ddl_airflow.launchers.named_hosts import RECORDS_PREFIX, NamedHosts, ailing, filled, is_here
 from ddl_airflow.launchers.records import (
     explained,
+    hidden_exception,
     is_consequence,
     ranks_status,
     read_records,
@@ -67,8 +68,10 @@ from ddl_airflow.summary import Road, summary
 # Hidden: what is in it is no script, and no manifest, of the folder around it.
 _FOLDER = ".ddl-run"
 _PYTHON = re.compile(r"python[0-9.]*")
-# Starts in a row that have committed nothing, of an elastic training without a limit.
+# Starts in a row after which no other follows: that have committed nothing; and, without
+# --reset-limit, that have failed in the same way, whatever they committed.
 _MOST_IDLE = 3
+_MOST_ALIKE = 3
 # What only the train task, or a manifest, sets. Source: ddl_airflow.core.environment.
 _OF_A_RUN = frozenset(
     """
@@ -198,7 +201,10 @@ def _parser() -> argparse.ArgumentParser:
         help="hosts that ssh reaches, with the ranks that each takes, in the current folder there",
     )
     where.add_argument(
-        "--hostfile", type=Path, metavar="FILE", help="in place of them, lines of HOST slots=SLOTS"
+        "--hostfile",
+        type=Path,
+        metavar="FILE",
+        help="lines of HOST slots=SLOTS, in place of --hosts",
     )
     parser.add_argument(
         "--network",
@@ -215,7 +221,8 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument(
         "--host-discovery-script",
         metavar="COMMAND",
-        help="in place of them, prints lines of HOST:SLOTS; asked again while ranks run",
+        help="a command that prints lines of HOST:SLOTS, in place of --hosts; asked again while "
+        "ranks run",
     )
     elastic = parser.add_argument_group(
         "elastic training", "where ranks are lost they start again, from what was committed"
@@ -225,7 +232,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     elastic.add_argument("--max-np", type=_ranks, metavar="N", help="at most; default: --np")
     elastic.add_argument(
-        "--reset-limit", type=_whole, metavar="TIMES", help="how often; default: while it gets on"
+        "--reset-limit",
+        type=_whole,
+        metavar="TIMES",
+        help="at most so many restarts; default: while progress is made, and until the "
+        "same is raised at the same place in three starts in a row",
     )
     elastic.add_argument(
         "--elastic-timeout", type=_whole, default=600, metavar="S", help="wait for hosts; 600"
@@ -300,11 +311,17 @@ def _of_manifest(options: argparse.Namespace) -> _Training:
     if data is None:
         reference = manifest.training_data_reference
         data = reference.store.folder(reference.place, beside)
-    if data is None:
-        raise SourceMissing(
-            f"{options.manifest}: the data is of type {reference.type}, which only Airflow "
-            "fetches. Give a folder that has it: --data DIR"
-        )
+        if data is None:
+            raise SourceMissing(
+                f"{options.manifest}: the data is of type {reference.type}, which ddl-run does not "
+                "fetch. Use `ddl-airflow run`, or give a folder that has it: --data DIR"
+            )
+        if staged := [one for one in ("unpack", "include", "exclude") if getattr(reference, one)]:
+            raise SettingInvalid(
+                f"{options.manifest}: ddl-run reads data in place, without "
+                f"training_data_reference.{staged[0]}. Use `ddl-airflow run`, or give a folder "
+                "that has it as it is staged: --data DIR"
+            )
     if not data.is_dir():
         raise SourceMissing(f"the training data {data} is no folder. Give one: --data DIR")
     command = options.command or filled_in(
@@ -438,7 +455,7 @@ def _run(
         environment = {**os.environ, **training.environment, "DDL_RECORD_DIR": str(records)}
         rank = rank_argv(training.python, training.command)
         if training.cluster is not None:
-            line = tasks.argv(training.cluster, rank)
+            line = tasks.argv(training.cluster, rank, sys.executable)
         else:
             mpi = OpenMpi(find_mpirun(training.python))
             environment = {"DDL_OPTIONS": DEFAULT_OPTIONS, **environment, **mpi.environment()}
@@ -465,6 +482,7 @@ def _run_elastic(options: argparse.Namespace, files: terminal.OutputFiles | None
         pool = Pool(bounds, find, look, _say_line)
         starts = 0  # after the first
         idle = 0  # in a row
+        alike, last = 0, ""  # in a row
         while True:
             slots = pool.choose()
             size = sum(slots.values())
@@ -483,7 +501,9 @@ def _run_elastic(options: argparse.Namespace, files: terminal.OutputFiles | None
                 ended, status = _run(training, options, files, changed)
                 moved = changed() and status.state is JobState.PREEMPTED
             idle = 0 if commits.state() != before else idle + 1
-            why_not = ""
+            by_itself = _by_itself(status)
+            alike = (alike + 1 if by_itself == last else 1) if by_itself else 0
+            last, why_not = by_itself, ""
             if status.state is JobState.SUCCEEDED or status.apart or ended.signal:
                 commits.done = not ended.signal
             elif _permanent(status):
@@ -492,6 +512,11 @@ def _run_elastic(options: argparse.Namespace, files: terminal.OutputFiles | None
                 why_not = f"It has started again as often as --reset-limit {bounds.resets} allows."
             elif idle >= _MOST_IDLE:
                 why_not = f"{idle} starts in a row have committed nothing."
+            elif bounds.resets is None and alike >= _MOST_ALIKE:
+                why_not = (
+                    f"{alike} starts in a row have failed in this way, which only --reset-limit "
+                    "TIMES allows."
+                )
             else:
                 starts += 1
                 if status.failure is not None and not is_consequence(status.failure):
@@ -510,6 +535,14 @@ def _why_again(status: JobStatus, size: int, moved: bool) -> str:
     if status.failure is not None:
         return explained(status.failure, size)
     return f"{(status.reason or 'not every rank did its work').rstrip('.')}."
+
+
+def _by_itself(status: JobStatus) -> str:
+    """What a rank has raised by itself, and where, not what ended another; else empty."""
+    failure = status.failure
+    if failure is None or not failure.exception or is_consequence(failure):
+        return ""
+    return failure.reason
 
 
 def _permanent(status: JobStatus) -> bool:
@@ -558,15 +591,23 @@ def _bounds(options: argparse.Namespace) -> Bounds:
 
 
 def _status(training: _Training, records: Path) -> JobStatus:
-    """What the ranks have recorded; says what they have written together."""
+    """What the ranks have recorded; says what they have written together, and what is hidden."""
     several = training.cluster is None and training.size > 1
     handle = JobHandle("local", "ddl-run", 0, training.size, records, records, averages=several)
-    for name, ranks in written_by_several(read_records(handle)).items():
+    records_of = read_records(handle)
+    for name, ranks in written_by_several(records_of).items():
         _say(
             f"ddl-run: {ranks} each wrote {name}, which may be damaged: save on rank 0 only "
             "(ddl.keras.CheckpointCallback).\n"
         )
-    return ranks_status(handle, running=False)
+    status = ranks_status(handle, running=False)
+    succeeded = status.state is JobState.SUCCEEDED or status.apart
+    if succeeded and (hidden := hidden_exception(records_of)) is not None:
+        _say(
+            f"ddl-run: {explained(hidden, training.size)} Its command ended with exit code 0 all "
+            "the same: where a pipe is why, `set -o pipefail` in bash shows it.\n"
+        )
+    return status
 
 
 def _conclude(

@@ -61,6 +61,7 @@ def _described(parser: argparse.ArgumentParser) -> Iterator[str]:
         if isinstance(action, argparse._HelpAction):
             continue
         value = action.metavar or "|".join(map(str, action.choices or ()))
+        value = value if isinstance(value, str) else " ".join(value)  # of each of its arguments
         if action.option_strings:
             takes = "" if action.nargs == 0 else f" {value or action.dest.upper()}"
             name = f"{action.option_strings[-1]}{takes}"

@@ -26,6 +26,10 @@ from tests.integration.slurm import SlurmCluster
 from tests.limits import PatientSite, calibrate, within
 from tests.other_user import trainer  # noqa: F401  # a fixture
 
+# Before anything imports Airflow, as the conftest.py of a folder does: it reads its settings once,
+# by default those of whoever runs the tests, and writes where it lives.
+_AIRFLOW_HOME = os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="airflow-")
+
 ROOT = Path(__file__).parents[1]
 # The examples whose runs the tests look at; the demo shows only the first ones.
 TRAINED = (
@@ -56,13 +60,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Last what needs the running Airflow: it keeps a processor busy while others are tested."""
     items.sort(key=lambda item: "site" in getattr(item, "fixturenames", ()))
     for item in items:
-        if "site" in getattr(item, "fixturenames", ()):
+        fixtures = getattr(item, "fixturenames", ())
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        if "site" in fixtures:
             item.add_marker("site")
+        if "kubernetes_cluster" in fixtures or parameters.get("bench") == "kubernetes":
+            item.add_marker("kubernetes")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Removes it."""
-    shutil.rmtree(config.stash[_LEFTOVERS], ignore_errors=True)
+    """Removes it, and Airflow's home."""
+    for folder in (config.stash[_LEFTOVERS], _AIRFLOW_HOME):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _terminated(*_: object) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,17 @@ class Trainer:
         (place / "bin" / "mpirun").chmod(0o755)
         self.python = str(place / "bin" / "python")
         Path(self.python).symlink_to(self._python())
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """This process, which is root's, has its user and group meanwhile."""
+        os.setegid(self.gid)
+        os.seteuid(self.uid)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
 
     def _python(self) -> str:
         # This one may be in a home that nobody else sees; the system's finds the same packages.

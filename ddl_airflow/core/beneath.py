@@ -167,6 +167,55 @@ def share_file(path: Path, root: Path, group: int) -> None:
         os.close(opened)
 
 
+def share_folder(path: Path, root: Path, group: int) -> None:
+    """Gives a group a folder that this process has made, and all that is in it.
+
+    A folder is opened to the group once all in it has its rights: until then its members cannot
+    put a link in the place of a file.
+
+    Args:
+        path: the folder, below root.
+        root: no link beneath it is followed.
+        group: the group's id.
+
+    Raises:
+        FileRefused: a part of the path is a link, or no folder; or something in it is a link, not
+            regular, another user's, or has further names (link(2)).
+        OSError: as ``os.open``, ``os.fchown`` and ``os.fchmod``.
+    """
+
+    def unreadable(error: OSError) -> None:
+        raise error  # os.fwalk would go on without what is in it
+
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with _folder_of(path / "file", root) as top:
+        walk = os.fwalk(".", topdown=False, onerror=unreadable, dir_fd=top)
+        for inside, _, names, folder in walk:
+            for name in names:
+                with _refusing(path / inside / name):
+                    opened = os.open(name, flags, dir_fd=folder)
+                try:
+                    found = os.fstat(opened)
+                    alone = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+                    _check_own(path / inside / name, found, alone)
+                    os.fchown(opened, -1, group)
+                    owner = found.st_mode & 0o700
+                    os.fchmod(opened, owner | owner >> 3)
+                finally:
+                    os.close(opened)
+            _check_own(path / inside, os.fstat(folder))
+            os.fchown(folder, -1, group)
+            os.fchmod(folder, SHARED)
+
+
+def _check_own(path: Path, found: os.stat_result, alone: bool = True) -> None:
+    if not alone or found.st_uid != os.geteuid():
+        raise FileRefused(
+            f"{path} is not as user id {os.geteuid()} has made it: it is another user's, has "
+            "further names, or is no regular file. Remove it, and clear the task."
+        )
+
+
 @contextmanager
 def _folder_of(path: Path, root: Path) -> Iterator[int]:
     """Yields a descriptor of the file's folder, which need not be readable."""

@@ -162,8 +162,8 @@ VARIABLES = (
     _variable("DDL_JOB_ID", "the job: training and try"),
     _variable(
         "DDL_RECORD_DIR",
-        "where the rank shim leaves its record; marks every process of the job: what "
-        "carries it when the job is over is killed",
+        "where the rank shim, a small process around the script of each rank, records how it "
+        "ended. Surviving processes with this variable are killed when the job ends",
     ),
     _variable(
         "DDL_CONTRACT",
@@ -177,7 +177,12 @@ VARIABLES = (
     _variable(
         "DDL_COMMIT_DIR",
         "by [`horovodrun --min-np`](coming-from-horovod.md#elastic-training) alone: where "
-        "elastic states commit, in place of `CHECKPOINT_DIR`",
+        "elastic states commit, in place of `CHECKPOINT_DIR`, if the caller has not set that",
+    ),
+    _variable(
+        "DDL_COMMIT_LOCK",
+        "by `horovodrun --min-np` alone: the folder in which it lets no other job commit "
+        "meanwhile. In another one, as where the script sets `CHECKPOINT_DIR`, rank 0 does so",
     ),
     _variable(
         "DDL_NO_GPU",

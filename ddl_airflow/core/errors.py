@@ -234,6 +234,10 @@ class QualityTooLow(EvaluationError):
     """Its quality is known, and below what the manifest asks for."""
 
 
+class FormOutdated(EvaluationError):
+    """A person would be asked about another model than the one that is to be published."""
+
+
 class NoSuchModel(DdlError):
     """A model that was to be put into production again is not there."""
 

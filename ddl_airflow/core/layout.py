@@ -41,7 +41,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddl_airflow.core.beneath import make_folder
+from ddl_airflow.core.beneath import make_folder, share_folder
 
 
 def training_id(dag_id: str, run_id: str, site: str) -> str:
@@ -300,16 +300,13 @@ class RunLayout:
     def give_to_ranks(self, folder: Path) -> None:
         """Makes what Airflow has put into a folder that of the ranks, if they have another user.
 
-        Only for a folder in which no rank has written yet.
+        Only for a folder in which no rank has written yet, and before it is where ranks look.
+
+        Raises:
+            FileRefused, OSError: as ``share_folder``.
         """
-        if self.ranks_group is None:
-            return
-        for parent, _, files in os.walk(folder):
-            make_folder(Path(parent), self.workspace, self.ranks_group)
-            for path in (Path(parent, name) for name in files):
-                os.chown(path, -1, self.ranks_group)
-                owner = path.stat().st_mode & 0o700
-                path.chmod(owner | owner >> 3)
+        if self.ranks_group is not None:
+            share_folder(folder, self.workspace, self.ranks_group)
 
     def restart(self) -> None:
         """Moves what a training has left to ``replaced``, in place of what was there before.

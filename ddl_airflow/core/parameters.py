@@ -25,14 +25,9 @@ def check_settings(given: Iterable[str], known: Iterable[str] | None) -> None:
         import difflib  # slow to import, and rarely needed
 
         near = difflib.get_close_matches(name[:60], known, n=1)
-        fix = f"Did you mean {near[0]}?" if near else f"There is: {', '.join(known)}."
+        there = f"There is: {', '.join(known)}." if known else "The manifest has no parameters."
+        fix = f"Did you mean {near[0]}?" if near else there
         raise SettingUnknown(f"the run's setting {name[:60]!r} is not known. {fix}")
-
-
-def differs_by_run(command: str) -> bool:
-    """Whether a template in it is more than a parameter, as ``{{ ds }}`` is."""
-    rest = re.sub(r"\{\{\s*params(\.\w+|\[\s*(['\"])\w+\2\s*\])\s*\}\}", "", command)
-    return "{{" in rest or "{%" in rest
 
 
 def text_of(value: Any) -> str:

@@ -9,7 +9,7 @@ success from mpirun's exit code: see ``records.ranks_status``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -66,6 +66,19 @@ class Preparing(Launcher, Protocol):
 
     def abandon(self) -> None:
         """Takes back what ``prepare`` did for a job that is not submitted. May come twice."""
+        ...
+
+
+@runtime_checkable
+class Bringing(Preparing, Protocol):
+    """A launcher that brings from hosts what its ranks save there."""
+
+    def look_at_brought(self, look: Callable[[], None]) -> None:
+        """Says what ``prepare`` does once it has brought what an earlier try left on a host.
+
+        Args:
+            look: called before any of it is sent; what it raises, ``prepare`` raises.
+        """
         ...
 
 

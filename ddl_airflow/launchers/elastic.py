@@ -7,9 +7,12 @@ rank has failed, if the others suffice.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
-import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -20,11 +23,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddl_airflow.core.errors import SettingInvalid, SubmitFailed
-from ddl_airflow.core.hosts import Host, named_twice, parse_host
+from ddl_airflow.core.hosts import Host, parse_host
 from ddl_airflow.core.layout import make_workspace
 
 _LOOK_S = 5.0
 _SCRIPT_S = 60.0
+# Exit codes of a shell: the command is no program or not there; the line is none of its language.
+_NOT_STARTED = (126, 127)
+_MISUSED = 2
+# Known to horovod.common.commit_lock of ddl-ops, too.
+_LOCK = ".horovod-lock"
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+# A job that was ended may take a moment to be gone.
+_LOCK_S = 5.0
+_LOCK_PAUSE_S = 0.1
 
 # The hosts there are now.
 Find = Callable[[], Sequence[Host]]
@@ -56,7 +68,7 @@ def discovered(script: str, slots: int) -> list[Host]:
     """The hosts that a script prints, a line each: ``name`` or ``name:slots``.
 
     Args:
-        script: its command line.
+        script: what a shell runs, as in Horovod.
         slots: of those that are printed without.
 
     Raises:
@@ -64,27 +76,45 @@ def discovered(script: str, slots: int) -> list[Host]:
         SubmitFailed: it failed, takes too long, or prints something else.
     """
     name = f"--host-discovery-script {script}"
-    try:
-        words = shlex.split(script)
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SCRIPT_S, check=False
-        )
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise SettingInvalid(f"{name}: {why}") from error
-    except subprocess.TimeoutExpired:
-        raise SubmitFailed(f"{name}: it takes longer than {_SCRIPT_S:.0f} s") from None
-    said = done.stdout.decode("utf-8", "replace")
-    if done.returncode:
-        last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise SubmitFailed(f"{name}: exit code {done.returncode}. {last[:300]}")
-    try:
-        hosts = [parse_host(line) for line in said.split("\n") if line.strip()]
-    except ValueError as error:
-        raise SubmitFailed(f"{name}: {error}") from None
-    if twice := named_twice(hosts):
-        raise SubmitFailed(f"{name}: {twice} is printed twice")
-    return [Host(host.name, host.slots or slots) for host in hosts]
+    code, said, complaint = _run_by_shell(script, name)
+    last = complaint.strip().rpartition("\n")[2][:300]
+    if code in _NOT_STARTED or (code == _MISUSED and _run_by_shell(script, name, "-n")[0]):
+        raise SettingInvalid(f"{name}: {last}")
+    if code:
+        raise SubmitFailed(f"{name}: exit code {code}. {last}")
+    found: dict[str, int] = {}
+    for line in filter(str.strip, said.split("\n")):
+        try:
+            host = parse_host(line)
+        except ValueError as error:
+            raise SubmitFailed(f"{name}: {error}") from None
+        number = host.slots or slots
+        if found.setdefault(host.name, number) != number:
+            counts = f"{found[host.name]} and {number}"
+            raise SubmitFailed(f"{name}: {host.name} is printed twice, with {counts} slots")
+    return [Host(*one) for one in found.items()]
+
+
+def _run_by_shell(script: str, name: str, *flags: str) -> tuple[int, str, str]:
+    """Exit code, output and errors. Raises SubmitFailed if it takes too long."""
+    with subprocess.Popen(
+        ["/bin/sh", *flags, "-c", script],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            said, complaint = process.communicate(timeout=_SCRIPT_S)
+        except BaseException as error:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # a pipe of several, say
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise SubmitFailed(f"{name}: it takes longer than {_SCRIPT_S:.0f} s") from None
+            raise
+    return process.returncode, said, complaint
 
 
 class Pool:
@@ -234,26 +264,77 @@ class Commits:
 def commit_folder(beneath: Path, say: Callable[[str], None]) -> Iterator[Commits]:
     """CHECKPOINT_DIR if the caller has set it; else a folder of this call, which goes with it.
 
-    It stays if the training has not come to its end, and it is said how to go on from it.
+    It stays if the training has not come to its end, and it is said how to go on from it. No other
+    job can commit there meanwhile.
 
     Args:
         beneath: in which that folder is made.
         say: takes a sentence for a person.
+
+    Raises SettingInvalid if another job commits there.
     """
     if given := os.environ.get("CHECKPOINT_DIR"):
         folder = Path(given).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        yield Commits(folder, {"CHECKPOINT_DIR": str(folder)})
+        told = {"CHECKPOINT_DIR": str(folder), "DDL_COMMIT_LOCK": str(folder)}
+        with _locked(folder, say):
+            yield Commits(folder, told)
         return
     make_workspace(beneath)
-    commits = Commits(Path(tempfile.mkdtemp(prefix="commits-", dir=beneath)), {})
-    commits.environment = {"DDL_COMMIT_DIR": str(commits.folder)}
+    folder = Path(tempfile.mkdtemp(prefix="commits-", dir=beneath))
+    commits = Commits(folder, dict.fromkeys(("DDL_COMMIT_DIR", "DDL_COMMIT_LOCK"), str(folder)))
     try:
-        yield commits
+        with _locked(folder, say):
+            yield commits
     finally:
         if commits.done or not commits.state():
-            shutil.rmtree(commits.folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # other trainings have folders there
                 beneath.rmdir()
         else:
-            say(f"To go on from what was committed, set CHECKPOINT_DIR={commits.folder}.")
+            say(f"To go on from what was committed, set CHECKPOINT_DIR={folder}.")
+
+
+@contextmanager
+def _locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Has the lock that rank 0 of a job has which is not started again (horovod.common)."""
+    path = folder / _LOCK
+    until = time.monotonic() + _LOCK_S
+    while (file := _try_lock(path, say)) is None:
+        if time.monotonic() > until:
+            who = ""
+            with suppress(OSError):
+                who = path.read_text("utf-8", "replace").strip()
+            raise SettingInvalid(
+                f"another job commits in {folder}: {who or path}. Give each job a CHECKPOINT_DIR "
+                "of its own, or wait for its end."
+            )
+        time.sleep(_LOCK_PAUSE_S)
+    try:
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(file)
+
+
+def _try_lock(path: Path, say: Callable[[str], None]) -> int | None:
+    """The locked file, which what is executed does not inherit; None if another has the lock."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file), path.lstat()):
+            return file
+    except (BlockingIOError, FileNotFoundError):  # the latter: who had it has just removed it
+        pass
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            say(
+                f"{path.parent}: {error.strerror}: the file system has no locks, so see to it that "
+                "no other job commits there."
+            )
+            return file
+        raise
+    os.close(file)
+    return None

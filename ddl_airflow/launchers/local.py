@@ -152,9 +152,9 @@ class LocalLauncher:
         """
         python = find_python(job.python)
         # Another user need not be able to run Airflow's own.
-        programs = python if job.user else sys.executable
+        theirs = python if job.user else ""
         if job.cluster is not None:
-            argv = tasks.argv(job.cluster, rank_argv(python, job.command), programs)
+            argv = tasks.argv(job.cluster, rank_argv(python, job.command), theirs)
             env = rank_environment(job)
             env |= confined(python, env, mpi=False, user=job.user)
             return Submission(job, self._for_user(job, argv), env)
@@ -163,7 +163,7 @@ class LocalLauncher:
         env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
         env |= confined(python, env, mpi=True, user=job.user)
         argv = mpi.argv(job.world_size, rank_argv(python, job.command))
-        argv = session_directory.argv(argv, programs)
+        argv = session_directory.argv(argv, theirs or sys.executable)
         return Submission(job, self._for_user(job, argv), env)
 
     def _for_user(self, job: JobSpec, argv: list[str]) -> tuple[str, ...]:

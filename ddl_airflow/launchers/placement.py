@@ -14,7 +14,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -59,15 +59,19 @@ class Placement:
         #: Once all has ended: why what ranks left to keep could not be brought; empty if it was.
         self.missing = ""
 
-    def send(self) -> None:
+    def send(self, look: Callable[[], None] = lambda: None) -> None:
         """Gives each host what its ranks need.
+
+        Args:
+            look: called where something of an earlier try was brought, before any of it is sent.
 
         Raises:
             SubmitFailed: one could not be given it.
         """
         began = time.monotonic()
         self._drop_partial()  # of a try that was killed
-        self._bring_what_is_left()
+        if self._bring_what_is_left():
+            look()  # its ranks may have been killed while they wrote it
         wrong = self._beside_each_other()
         self._sends = not wrong
         wrong = wrong or {
@@ -80,13 +84,17 @@ class Placement:
         count = len(self._job.hosts)
         self._log.info("placed the run's files on %d host(s) in %.1f s", count, took)
 
-    def _bring_what_is_left(self) -> None:
+    def _bring_what_is_left(self) -> bool:
         """Brings what an earlier try saved on a host and nobody brought: it is the only copy.
+
+        Returns:
+            Whether there was such a try.
 
         Raises:
             SubmitFailed: it cannot be brought from a host where this job would replace it.
         """
-        for note in self._state.glob(f"*/{_PLACED}"):
+        notes = list(self._state.glob(f"*/{_PLACED}"))
+        for note in notes:
             host = note.read_text("utf-8").strip()
             why = self._bring_results(host, may_be_gone=True)
             if why and host in self._job.hosts:
@@ -99,6 +107,7 @@ class Placement:
                     "%s: what was saved there since could not be brought: %s", host, why
                 )
             note.unlink()
+        return bool(notes)
 
     def _beside_each_other(self) -> dict[str, str]:
         """Each host that could not be asked whether others have its folders; with the reason.
@@ -217,8 +226,14 @@ class Placement:
                     )
                 said, results = why, time.monotonic()
 
-    def finish(self, hosts: Sequence[str]) -> None:
-        """Brings the rest from the hosts that answer, once all has ended. May come twice."""
+    def finish(self, hosts: Sequence[str], all_done: Callable[[], bool] = lambda: False) -> None:
+        """Brings the rest from the hosts that answer, once all has ended. May come twice.
+
+        Args:
+            hosts: those that answer.
+            all_done: whether the ranks' records, which have been brought by then, say that each has
+                done its work: then what they have removed is removed here as well.
+        """
         if self._ending.is_set():
             return
         self._ending.set()
@@ -230,7 +245,7 @@ class Placement:
                 kept.add(host)
                 self._log.warning("%s: its logs could not be brought: %s", host, why)
         if hosts and hosts[0] == self._job.hosts[0]:
-            if why := self._bring_results(hosts[0]):
+            if why := self._bring_results(hosts[0], removed=all_done()):
                 kept.add(hosts[0])
                 self.missing = f"{hosts[0]}: what was saved there could not be brought: {why}"
                 self._log.warning("%s", self.missing)
@@ -257,12 +272,14 @@ class Placement:
         why = self._ssh.copy_from(host, self._job.log_dir, only=logs, grow=True)
         return why or self._ssh.copy_from(host, self._state, only=records)
 
-    def _bring_results(self, host: str, *, may_be_gone: bool = False) -> str:
+    def _bring_results(self, host: str, *, may_be_gone: bool = False, removed: bool = False) -> str:
         """Returns why it could not; empty if it could.
 
         Args:
             host: that has them.
             may_be_gone: whether the folders may have been removed there.
+            removed: whether what is not there is removed here. Ranks that were ended may have
+                removed what was whole, and not have come to write the next.
         """
         incoming = self._incoming
         try:
@@ -270,8 +287,15 @@ class Placement:
         except OSError as error:
             return f"{incoming}: {error.strerror}"
         each = (
-            # The script may have removed what else it was given.
-            self._ssh.copy_from(host, one, incoming=incoming, may_be_gone=may_be_gone or at > 0)
+            self._ssh.copy_from(
+                host,
+                one,
+                incoming=incoming,
+                # The script may have removed what else it was given.
+                may_be_gone=may_be_gone or at > 0,
+                # An empty folder may be that of another disk.
+                delete=removed and self._ssh.has_files(host, one),
+            )
             for at, one in enumerate(self._results)
         )
         why = next(filter(None, each), "")

@@ -35,7 +35,9 @@ from ddl_airflow.core.progress import Tail
 _PERMANENT_EXCEPTIONS = frozenset({"SyntaxError", "ImportError", "LeftTensorFlow"})
 # What the ops, and TensorFlow's servers, raise on the others when a rank dies, ends or gives up a
 # step; docs/ops.md.
-_CONSEQUENCES = frozenset({"AbortedError", "FailedPreconditionError", "UnavailableError"})
+_CONSEQUENCES = frozenset(
+    {"AbortedError", "FailedPreconditionError", "RankGoneError", "UnavailableError"}
+)
 _COMMAND_NOT_FOUND = 127
 # Fields of a rank's record, by what they hold; docs/process-contract.md.
 _TIMES = ("started", "ended", "asked_to_end", "released")
@@ -270,6 +272,15 @@ def written_by_several(records: Mapping[int, dict[str, Any]]) -> dict[str, str]:
         for name in record.get("wrote", ()):
             by.setdefault(name, []).append(rank)
     return {name: _named(ranks) for name, ranks in by.items() if len(ranks) > 1}
+
+
+def hidden_exception(records: Mapping[int, dict[str, Any]]) -> RankFailure | None:
+    """Of the first rank whose command ended well though its Python did not; None: there is none."""
+    for record in records.values():
+        by_itself = not {"asked_to_end", "released"} & record.keys()
+        if record.get("exit_code") == 0 and "exception" in record and by_itself:
+            return _explain(record)
+    return None
 
 
 def how_trained(records: Mapping[int, dict[str, Any]]) -> str:

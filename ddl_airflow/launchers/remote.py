@@ -124,6 +124,11 @@ class Ssh:
         words = ["sh", "-c", 'umask 077 && exec mkdir -p -- "$@"', "mkdir", *map(str, folders)]
         return self.run(host, words)
 
+    def has_files(self, host: str, folder: Path) -> bool:
+        """Whether files are known to be in a folder there, or below it."""
+        said = self.run(host, ["find", f"{folder}/", "-type", "f", "-print", "-quit"])
+        return said.code == 0 and bool(said.text.strip())
+
     def copy_to(self, host: str, folder: Path, *, links: bool = False) -> str:
         """Makes a folder there what it is here; only what differs is sent. What it is in is there.
 
@@ -164,8 +169,9 @@ class Ssh:
         grow: bool = False,
         incoming: Path | None = None,
         may_be_gone: bool = True,
+        delete: bool = False,
     ) -> str:
-        """Brings what a folder has there. Nothing here is deleted, no link is followed or made.
+        """Brings what a folder has there. No link is followed or made.
 
         What is there was written by ranks: only plain files and folders come.
 
@@ -178,6 +184,8 @@ class Ssh:
             incoming: a folder of the same file system, in which files are until they are whole; by
                 default each is beside what it replaces.
             may_be_gone: whether it is well that there is no such folder.
+            delete: whether what is not there is deleted here, once all has come; nothing where
+                something could not be read.
 
         Returns:
             What was wrong; empty if nothing was.
@@ -197,6 +205,8 @@ class Ssh:
             words.append(f"--temp-dir={incoming}")
         if grow:
             words.append("--inplace")
+        if delete:
+            words.append("--delete-delay")
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)  # rsync makes the last one alone
         except OSError as error:

@@ -334,7 +334,9 @@ def _ended(handle: JobHandle, state: str, reason: str) -> JobStatus:
     if state == "PREEMPTED" or (told and for_it):
         why = f"Slurm ended job {handle.number} (PREEMPTED): {_ENDINGS['PREEMPTED']}."
         return JobStatus(JobState.PREEMPTED, reason=why)
-    if by_itself or (failure and failure.exit_code and state not in _ENDINGS):
+    # Where Slurm ended the job, a code alone may be the script's answer to its signal.
+    says_why = state not in _ENDINGS or (by_itself and failure and failure.exception)
+    if failure and failure.exit_code and says_why:
         return status
     if state in _ENDINGS:
         why = f"Slurm ended job {handle.number} ({state}): {_ENDINGS[state]}."

@@ -18,7 +18,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -71,6 +71,7 @@ class _Job:
         placement: of its files, where the hosts do not share the workspace.
         after: what is done once mpirun has ended: brings the rest, and asks who answers.
         silent: each host that did not answer then, and why; once that is known.
+        error: why that could not be done.
         next_look: when to look next where the ranks are; that reads all their records.
     """
 
@@ -79,11 +80,12 @@ class _Job:
     placement: Placement | None
     after: threading.Thread | None = None
     silent: dict[str, str] | None = None
+    error: Exception | None = None
     next_look: float = 0.0
 
 
 class SshLauncher(LocalLauncher):
-    """See ``ddl_airflow.launchers.base.Preparing``.
+    """See ``ddl_airflow.launchers.base.Bringing``.
 
     Args:
         hosts: each ``name`` or ``name:slots``.
@@ -124,6 +126,7 @@ class SshLauncher(LocalLauncher):
         self._keeping: set[int] = set()
         self._jobs: dict[int, _Job] = {}
         self._placement: Placement | None = None
+        self._look: Callable[[], None] = lambda: None
 
     def find_connections(self, find: FindConnection) -> None:
         """As ``ddl_airflow.launchers.base.Connecting``."""
@@ -132,6 +135,10 @@ class SshLauncher(LocalLauncher):
     def connection_of(self, handle: JobHandle) -> str:
         """The id of the connection by which a job is reached; empty for none."""
         return self._conn_id
+
+    def look_at_brought(self, look: Callable[[], None]) -> None:
+        """As ``ddl_airflow.launchers.base.Bringing``."""
+        self._look = look
 
     def prepare(self, job: JobSpec, log: Any) -> JobSpec:
         """Looks at the hosts, chooses among them, and places files there if they must be.
@@ -191,7 +198,7 @@ class SshLauncher(LocalLauncher):
             )
         if not shared:
             self._placement = Placement(self._ssh, job, log)
-            self._placement.send()
+            self._placement.send(self._look)
         return job
 
     def _hosts(self, job: JobSpec) -> list[str]:
@@ -327,6 +334,8 @@ class SshLauncher(LocalLauncher):
         if job.after.is_alive():
             return JobStatus(JobState.RUNNING)
         status = ranks_status(handle, running=False)
+        if job.error is not None:
+            raise job.error
         # One that failed by itself did, also where a host is slow to answer afterwards.
         own = status.failure is not None and not is_consequence(status.failure)
         missing = job.placement.missing if job.placement is not None else ""
@@ -344,11 +353,17 @@ class SshLauncher(LocalLauncher):
     def _look_after(self, handle: JobHandle, job: _Job) -> None:
         """Brings what is left, and asks each host whether it is there. Not in the caller's time."""
         silent: dict[str, str] = {}
-        if ranks_status(handle, running=False).state not in _SAID_ALL:
-            said = on_each(job.hosts, lambda host: self._ssh.run(host, ["true"], timeout_s=_ENDS_S))
-            silent = {host: one.why for host, one in said.items() if one.code is None}
-        if job.placement is not None:
-            job.placement.finish([host for host in job.hosts if host not in silent])
+        try:
+            if not _all_done(handle):
+                said = on_each(
+                    job.hosts, lambda host: self._ssh.run(host, ["true"], timeout_s=_ENDS_S)
+                )
+                silent = {host: one.why for host, one in said.items() if one.code is None}
+            if job.placement is not None:
+                answering = [host for host in job.hosts if host not in silent]
+                job.placement.finish(answering, lambda: _all_done(handle))
+        except Exception as error:  # raised where somebody asks for the status
+            job.error = error
         job.silent = silent
 
     def cancel(self, handle: JobHandle, grace_s: float = 3.0) -> None:
@@ -416,6 +431,14 @@ def mpi_options(env: Mapping[str, str], slots: Mapping[str, int]) -> list[str]:
     for name, value in _KEEPALIVE.items():
         options += ["--prtemca", name, str(value)]
     return [*options, "--host", ",".join(f"{host}:{number}" for host, number in slots.items())]
+
+
+def _all_done(handle: JobHandle) -> bool:
+    """Whether the ranks' records say so; one that cannot be read says nothing."""
+    try:
+        return ranks_status(handle, running=False).state in _SAID_ALL
+    except LaunchError:  # raised by status() as well
+        return False
 
 
 def _python(job: JobSpec) -> str:

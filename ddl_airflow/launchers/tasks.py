@@ -3,7 +3,8 @@ ranks.
 
 ``python -P -m ddl_airflow.launchers.tasks CLUSTER COMMAND …`` starts COMMAND, the rank shim
 (``ddl_ops.rank``), once for each task. Each finds its ``TF_CONFIG``, and in ``DDL_TASK`` what the
-shim wants to know.
+shim wants to know. A Python that has ddl-ops alone does the same by
+``python -P -m ddl_ops.tasks --here CLUSTER COMMAND …``.
 
 A task that fails ends the others. Parameter servers wait for work for ever; when all others have
 done theirs, they are released, and that is how they succeed. SIGTERM ends all tasks. SIGUSR1, and
@@ -42,9 +43,17 @@ _OF_A_RANK = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "SLURM_PROCID", "DDL_MPIRUN")
 _HOST_LOST = 1
 
 
-def argv(cluster: Cluster, command: Sequence[str], python: str = sys.executable) -> list[str]:
-    """The command line of this program; ``command`` is what each task runs."""
-    return [python, "-P", "-m", "ddl_airflow.launchers.tasks", str(cluster), *command]
+def argv(cluster: Cluster, command: Sequence[str], python: str = "") -> list[str]:
+    """The command line of this program.
+
+    Args:
+        cluster: all tasks, on this host.
+        command: what each runs.
+        python: one with ddl-ops; empty: this one, with ddl-airflow.
+    """
+    if python:
+        return [python, "-P", "-m", "ddl_ops.tasks", "--here", str(cluster), *command]
+    return [sys.executable, "-P", "-m", "ddl_airflow.launchers.tasks", str(cluster), *command]
 
 
 def node_argv(cluster: Cluster, command: Sequence[str], python: str) -> list[str]:

@@ -32,6 +32,7 @@ _KEPT = 20  # earlier ones to go back to
 _EVENTS = 1000  # of the history
 _PATIENCE_S = 120.0  # with others who change the same pointer
 _PLACE = r"[^/]+(/[^/]+)?"  # of a publication: in its training, or alone there as of before
+_OF_NO_MODEL = ("attempts", "dry_run")  # settings of a run: its model is the same with any
 _OLDEST = {"training_id", "before"}  # what each pointer has had, whichever version wrote it
 
 Pointer = dict[str, Any]
@@ -189,14 +190,23 @@ def rollback(
             )
         known: list[Pointer] = now["before"]
         if to:
-            wanted = [one for one in known if to in (one["training_id"], one["publication"])]
+            # The history goes further back, and names what served without its facts.
+            wanted = [
+                one
+                for one in (*known, *now["history"])
+                if to in (one["training_id"], one["publication"])
+                and one["publication"] != now["publication"]
+            ]
         else:
             wanted = [one for one in known if not one["withdrawn"]]
+        if not wanted and to in (now["training_id"], now["publication"]):
+            raise NoSuchModel(f"{store.uri}/{dag_id}: {to} is in production now.")
         if not wanted:
             listed = ", ".join(one["publication"] for one in known) or "none"
             asked = f"{to} was not" if to else "no other training was"
+            hint = " `ddl-airflow promote --to` puts any other into production." if to else ""
             raise NoSuchModel(
-                f"{store.uri}/{dag_id}: {asked} in production before. There is: {listed}."
+                f"{store.uri}/{dag_id}: {asked} in production before. There is: {listed}.{hint}"
             )
         one = wanted[0]
         if not _whole(store, one):
@@ -204,7 +214,10 @@ def rollback(
                 f"{store.uri}/{one['publication']} is no longer there, or not as it was published. "
                 "Choose another with --to."
             )
-        facts = {field: one[field] for field in ("metrics", "measurements", "made_of", "due")}
+        if one in known:
+            facts = {field: one[field] for field in ("metrics", "measurements", "made_of", "due")}
+        else:
+            facts = _facts(json.loads(store.at(one["publication"]).read_bytes(LINEAGE)))
         event = {"event": "rolled back", "by": by, "reason": reason}
         return _next(store, now, one["publication"], facts, event, withdraw=True)
 
@@ -246,12 +259,7 @@ def promote(
         raise NoSuchModel(
             f"{store.uri}/{publication} is a model of {record['run']['dag_id']}, not of {dag_id}."
         )
-    facts = {
-        "metrics": record["result"]["metrics"],
-        "measurements": record["result"].get("measurements", []),
-        "made_of": made_of(record),
-        "due": record["run"].get("due"),
-    }
+    facts = _facts(record)
     event = {"event": "promoted", "by": by, "reason": reason}
 
     def change(now: Pointer | None) -> Pointer | None:
@@ -269,6 +277,45 @@ def made_of(record: Mapping[str, Any]) -> dict[str, Any]:
         "code": record["code"]["digest"],
         "manifest": record["manifest"]["digest"],
         "parameters": record["run"]["parameters"],
+    }
+
+
+def is_no_news(
+    made_of: Mapping[str, Any],
+    known: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    earlier_digests: Collection[str] = (),
+) -> bool:
+    """Whether what something is made of makes the model again that is known.
+
+    Args:
+        made_of: of today, as ``made_of`` gives it.
+        known: of the model; perhaps an earlier version of ours wrote it.
+        defaults: settings of a run, by name, as they are where it has none of that name: which ones
+            it has depends on the manifest, and on whether Airflow ran it.
+        earlier_digests: the manifest's, as earlier versions of ours made them.
+    """
+    known = in_digests_of(made_of, earlier_digests, known)
+    return _of_the_model(known, defaults) == _of_the_model(made_of, defaults)
+
+
+def _of_the_model(made_of: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    values = {**defaults, **made_of.get("parameters", {})}
+    told = {
+        name: value
+        for name, value in values.items()
+        if name not in _OF_NO_MODEL and value is not None
+    }
+    return {**made_of, "parameters": told}
+
+
+def _facts(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a pointer says of a model, of its lineage record."""
+    return {
+        "metrics": record["result"]["metrics"],
+        "measurements": record["result"].get("measurements", []),
+        "made_of": made_of(record),
+        "due": record["run"].get("due"),
     }
 
 
@@ -334,20 +381,20 @@ def rejected(
     store: ObjectStore,
     dag_id: str,
     made_of: Mapping[str, Any],
+    defaults: Mapping[str, Any],
     earlier_digests: Collection[str] = (),
 ) -> str:
     """Which model of this was rejected, and why; empty if none was.
 
     Args:
-        made_of: as ``made_of`` gives it.
-        earlier_digests: the manifest's, as earlier versions of ours made them.
+        made_of, defaults, earlier_digests: as ``is_no_news`` has them.
     """
     found = _read(store, _key(dag_id, _REJECTED))
     known = found[0]["rejected"] if found else []
     said = (
         f"{one['training_id']}, {one['why']}"
         for one in known
-        if in_digests_of(made_of, earlier_digests, one["made_of"]) == made_of
+        if is_no_news(made_of, one["made_of"], defaults, earlier_digests)
     )
     return next(said, "")
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 
+from ddl_airflow.airflow_internals import form_of
 from ddl_airflow.boundary import airflow_errors
-from ddl_airflow.core.errors import DdlError
+from ddl_airflow.core.errors import DdlError, FormOutdated
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.markdown import code, table
 from ddl_airflow.core.plan import ApproveStep
@@ -38,7 +39,10 @@ class ApproveOperator(ApprovalOperator):
         self.step = step
 
     def execute(self, context: Any) -> Any:
-        """Asks, and has Airflow wait for the answer."""
+        """Asks, and has Airflow wait for the answer.
+
+        Raises AirflowFailException where Airflow shows the form of an earlier try of another model.
+        """
         with airflow_errors():
             begun = fixed_run(layout_of(context))
         # What the run trained with, also where the DAG has other defaults by now.
@@ -51,7 +55,27 @@ class ApproveOperator(ApprovalOperator):
         ]
         said = [self.body or "", table(("parameter", "this run"), rows) if rows else ""]
         self.body = "\n\n".join(filter(None, said))
+        with airflow_errors():
+            self._check_form(context)
         return super().execute(context)
+
+    def _check_form(self, context: Any) -> None:
+        """Raises FormOutdated where a person would be shown something else than this try asks."""
+        names = ("options", "subject", "body", "defaults", "assigned_users")
+        asked = {name: getattr(self, name) for name in names}
+        body, defaults = form_of(context["ti"], {**asked, "params": self.serialized_params})
+        still = "Airflow still shows the form of an earlier try, and has no way to change it"
+        if body != self.body:
+            raise FormOutdated(
+                f"{still}: what it says of the model is not what is to be approved now. Trigger a "
+                "new run."
+            )
+        if self.defaults and defaults != self.defaults:
+            raise FormOutdated(
+                f"{still}: {', '.join(defaults) or 'nothing'} counts there when nobody answers, "
+                f"and {', '.join(self.defaults)} by approval.then of the manifest. Trigger a new "
+                "run."
+            )
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
         """Called by Airflow with the answer."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from airflow.configuration import AIRFLOW_HOME, conf
-from airflow.sdk import XComArg
+from airflow.sdk import Param, XComArg
 from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout, TaskDeferred
 from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
@@ -316,7 +316,13 @@ class StepOperator(PrototypedOperator):
         later = [s for s in self.get_flat_relatives() if isinstance(s, StepOperator)]
         return sorted(later, key=lambda step: len(step.get_flat_relatives(upstream=True)))
 
+    def _runs_as_ranks(self) -> str:
+        """What runs as the ranks' user, for the log; empty if nothing does."""
+        return ""
+
     def _rehearsed_or_run(self, step: StepTry[Any], context: Any) -> dict[str, Any]:
+        if (what := self._runs_as_ranks()) and not step.site.ranks_user:
+            self.log.info("%s as Airflow's own user: [ddl] run_ranks_as is not set", what)
         if context["params"].get("dry_run"):
             self._rehearse_from_here(step, context)
         return step.run()
@@ -435,6 +441,7 @@ class StepOperator(PrototypedOperator):
         self._airflow = context
         with airflow_errors(), self._noting_failure(context):
             self.take_fixed(context)
+            context["params"] = self._with_whole_numbers(context["params"])
             for name, value in self.filled_in(context, jinja_env).items():
                 setattr(self, name, value)
         for name in self.template_fields:
@@ -478,6 +485,23 @@ class StepOperator(PrototypedOperator):
             except NoValue:
                 raise no_value(name, _text(value), rendered) from None
         return filled
+
+    def _with_whole_numbers(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The run's values, with an int for each integer of the form.
+
+        In JSON Schema, to which Airflow holds them, 4.0 is one, and a script that wants 4 may fail.
+        """
+        dag = self.get_dag()
+        form: Any = dag.params if dag is not None else {}
+        return {
+            name: int(value)
+            if isinstance(value, float)
+            and value.is_integer()
+            and name in form
+            and _is_integer(form.get_param(name))
+            else value
+            for name, value in params.items()
+        }
 
     def take_fixed(self, context: Any) -> None:
         """Takes fields and parameters as the run began with them, if it has staged its data."""
@@ -539,6 +563,12 @@ def _shown(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_shown(one) for one in value]
     return dict(value) if isinstance(value, Mapping) else value
+
+
+def _is_integer(field: Param) -> bool:
+    kinds = field.schema.get("type", ())
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    return "integer" in kinds and "number" not in kinds
 
 
 def fields_of(step: type[Step]) -> tuple[str, ...]:

@@ -18,3 +18,8 @@ class EvaluateOperator(StepOperator):
     template_fields = fields_of(EvaluateStep)
     template_fields_renderers = {"command": "bash", "parameters": "json", "secrets": "json"}
     ui_color = "#f3e9c9"
+
+    command: str
+
+    def _runs_as_ranks(self) -> str:
+        return "evaluate runs on this host" if self.command else ""

@@ -50,10 +50,8 @@ class TrainOperator(StepOperator):
         if context["params"].get("launcher", self.launcher) != self.launcher:
             self.scheduler = {}
 
-    def _rehearsed_or_run(self, step: StepTry[Any], context: Any) -> dict[str, Any]:
-        if not step.site.ranks_user:
-            self.log.info("ranks run as Airflow's own user: [ddl] run_ranks_as is not set")
-        return super()._rehearsed_or_run(step, context)
+    def _runs_as_ranks(self) -> str:
+        return "ranks run"
 
     def defer_until(self, waits: WaitForJob | WaitForExperiment) -> NoReturn:
         """Defers to the trigger that waits for the job, or for the other training."""

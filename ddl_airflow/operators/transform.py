@@ -23,3 +23,6 @@ class TransformOperator(StepOperator):
         "secrets": "json",
     }
     ui_color = "#e4dcf1"
+
+    def _runs_as_ranks(self) -> str:
+        return "transform runs on this host"

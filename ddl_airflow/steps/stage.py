@@ -14,18 +14,17 @@ from ddl_airflow.core.connections import FindConnection
 from ddl_airflow.core.errors import StagingError, SubmitFailed
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.sections.places import UNPACKED_AND_STREAMED
-from ddl_airflow.core.parameters import differs_by_run
+from ddl_airflow.core.manifest.templates import differs_by_run
 from ddl_airflow.core.plan import StageDataStep, TrainStep, UploadResultsStep
 from ddl_airflow.core.scripts import CURE, will_train_apart
 from ddl_airflow.launchers.registry import launcher
-from ddl_airflow.lineage.production import LATEST, read_pointer, rejected
+from ddl_airflow.lineage.production import LATEST, is_no_news, read_pointer, rejected
 from ddl_airflow.lineage.record import (
     drop_part,
     drop_parts,
     fix_run,
     has_begun_training,
     has_part,
-    in_digests_of,
     write_part,
 )
 from ddl_airflow.steps.base import StepSkipped, StepTry, TransferLog
@@ -84,6 +83,7 @@ class StageData(StepTry[StageDataStep]):
             layout.restart_requested.touch()
             drop_parts(layout, "stage_data")
         self._leave_alone_who_trains()
+        layout.close_to_ranks()  # a task that was killed has left it open, and perhaps ranks
         # From here on the folders are not what it says, until all is done.
         drop_part(layout, "stage_data")
         code = self._take_code(layout.code)
@@ -200,10 +200,10 @@ class StageData(StepTry[StageDataStep]):
         if reference is None or always or any(map(differs_by_run, self.step.commands)):
             return
         results = self.site.open_store(reference)
-        made_of = self._made_of(dataset, code)
+        made_of, defaults = self._made_of(dataset, code), self._defaults()
         newest = read_pointer(results, dag_id, LATEST)
         earlier = self.step.manifest.get("earlier_digests", ())
-        if newest is not None and in_digests_of(made_of, earlier, newest["made_of"]) == made_of:
+        if newest is not None and is_no_news(made_of, newest["made_of"], defaults, earlier):
             if gone := missing_from(results.at(newest["publication"])):
                 self.log.warning(
                     "%s/%s is not as it was published, %s is missing or changed: training again",
@@ -214,7 +214,7 @@ class StageData(StepTry[StageDataStep]):
                 if isinstance(step, UploadResultsStep):
                     UploadResults(step, self.context).promote_newest(newest)
             said = f"those of {newest['training_id']}"
-        elif why := rejected(results, dag_id, made_of, earlier):
+        elif why := rejected(results, dag_id, made_of, defaults, earlier):
             said = f"those of a model that was rejected: {why}"
         else:
             return
@@ -242,6 +242,11 @@ class StageData(StepTry[StageDataStep]):
             "parameters": dict(self.context.run.parameters),
         }
 
+    def _defaults(self) -> dict[str, Any]:
+        """What a run may set, by name, as the later steps have it where no run does."""
+        later = self.context.later.values()
+        return {name: getattr(step, name) for step in later for name in step.settable}
+
     def _warn_of_ranks_apart(self) -> None:
         for train in self.context.later.values():
             if not isinstance(train, TrainStep):
@@ -265,8 +270,12 @@ class StageData(StepTry[StageDataStep]):
     def _take_code(self, folder: Path) -> CodeSnapshot:
         from ddl_airflow.storage.code import snapshot
 
-        code = snapshot(Path(self.step.code), folder, map(Path, self.step.not_code))
-        self.layout.give_to_ranks(folder)
+        code = snapshot(
+            Path(self.step.code),
+            folder,
+            leave_out=map(Path, self.step.not_code),
+            give=self.layout.give_to_ranks,
+        )
         for name in code.left_out:
             self.log.warning(
                 "code: %s is a link that leads out of %s, and is not copied. Put there what it "

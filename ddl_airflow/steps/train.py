@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ddl_airflow.core import environment
@@ -31,7 +32,7 @@ from ddl_airflow.core.metrics import Measurement, diverged, finite, newest, show
 from ddl_airflow.core.plan import TrainStep
 from ddl_airflow.core.progress import Progress, everything_told
 from ddl_airflow.core.scripts import CURE, will_train_apart
-from ddl_airflow.launchers.base import Launcher, Scheduler
+from ddl_airflow.launchers.base import Bringing, Launcher, Scheduler
 from ddl_airflow.launchers.records import how_trained, read_records, written_by_several
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.proof import read_notes_of, summary
@@ -191,6 +192,8 @@ class Train(ScriptTry[TrainStep]):
                     stream = held.enter_context(streamed(self.step, layout, self.site, self.log))
                 running = RunningJob(chosen, self.log, stream)
                 self.context.set_job(running)
+                if isinstance(chosen, Bringing):
+                    chosen.look_at_brought(partial(self._leave_whole_once_more, running))
                 with saves.saved(lambda: not running.cancelled) if saves else nullcontext():
                     handle = self._run_here(running, replace(job, inherits=(lock,)))
                 if stream is not None:
@@ -241,8 +244,12 @@ class Train(ScriptTry[TrainStep]):
             job = replace(
                 job, job_id=again.job_id, record_dir=again.record_dir, delay_s=again.delay_s
             )
-            self._leave_whole_checkpoints()
-            self.context.set_job(running)
+            self._leave_whole_once_more(running)
+
+    def _leave_whole_once_more(self, running: RunningJob) -> None:
+        """As ``_leave_whole_checkpoints``, while there is a job that has not begun."""
+        self._leave_whole_checkpoints()
+        self.context.set_job(running)
 
     def _make_room(self, job: JobHandle, preempted: JobPreempted) -> None:
         """Notes that a job was preempted; raises JobLost if that was once too often."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ddl_airflow.core.beneath import check_folder, open_beneath
@@ -53,6 +53,10 @@ _MOST_SCRIPTS = 16 * 2**20  # bytes, of all scripts of a training
 # What the name of an object cannot hold, or a listing in XML not say: controls, and bytes that are
 # no UTF-8, which Python has as halves of a character.
 _UNUSABLE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
+
+# The first two would be there before all is, and say what they like.
+_RESERVED = (SUCCESS, RETIRED, LINEAGE, CODE.rstrip("/"), EVIDENCE.rstrip("/"))
+_OURS = "what is published has a file or folder of ours of that name. Rename it"
 
 if TYPE_CHECKING:
     from ddl_airflow.storage.publication import PublishedResult
@@ -170,11 +174,15 @@ class UploadResults(StepTry[UploadResultsStep]):
             check_folder(layout.experiment_copy, layout.workspace)
         files: dict[str, Path] = {}
         for folder, prefix in (
-            (layout.result, ""),
             (layout.logs, "logs/"),
             (layout.experiment_copy, "experiment/"),
+            (layout.result, ""),
         ):
             found, left = _files(folder, prefix)
+            taken = files.keys() | _above(files)
+            for key in [*found]:
+                if key in taken or not files.keys().isdisjoint(_above([key])):
+                    left.append((found.pop(key), _OURS))
             files |= found
             for path, why in left[:_MOST_SAID]:
                 self.log.warning("%a is not published: %s.", str(path), why)
@@ -373,16 +381,18 @@ def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[tuple[Path,
                 continue  # gone meanwhile
             why = "it leads out of the training's folder, to no file, or to another user's. Copy it"
             left.append((path, why))
-        elif key in (SUCCESS, RETIRED, LINEAGE) or (
-            key.startswith((CODE, EVIDENCE)) and not prefix
-        ):
-            # The first two would be there before all is, and say what they like.
-            left.append((path, "what is published has a file of ours of that name. Rename it"))
+        elif key in _RESERVED or (key.startswith((CODE, EVIDENCE)) and not prefix):
+            left.append((path, _OURS))
         elif _UNUSABLE.search(key):
             left.append((path, "no object can be called so. Rename it"))
         else:
             files[key] = target
     return files, left
+
+
+def _above(keys: Iterable[str]) -> set[str]:
+    """The folders that they are in."""
+    return {str(folder) for key in keys for folder in PurePosixPath(key).parents}
 
 
 def _may_be_of_model(path: Path, top: Path) -> bool:

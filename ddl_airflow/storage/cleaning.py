@@ -328,7 +328,8 @@ def _last_change(layout: RunLayout) -> float:
 
 def _newest(folder: Path, depth: int = 99) -> float:
     newest = folder.stat().st_mtime
-    with os.scandir(folder) as entries:
+    # It may be the ranks' user's alone.
+    with suppress(PermissionError, FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             # Gone meanwhile; or a rank has closed it, or made it deeper than a path may be long.
             with suppress(OSError):

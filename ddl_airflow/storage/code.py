@@ -9,7 +9,7 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +51,12 @@ class CodeSnapshot:
         }
 
 
-def snapshot(source: Path, destination: Path, leave_out: Iterable[Path] = ()) -> CodeSnapshot:
+def snapshot(
+    source: Path,
+    destination: Path,
+    leave_out: Iterable[Path] = (),
+    give: Callable[[Path], None] = lambda _: None,
+) -> CodeSnapshot:
     """Copies the scripts, without manifests (they may hold keys), hidden files and caches.
 
     The destination is replaced as a whole. What a link leads to outside the folder is not the
@@ -61,6 +66,7 @@ def snapshot(source: Path, destination: Path, leave_out: Iterable[Path] = ()) ->
         source: folder of the scripts; links to what is in it are followed.
         destination: where the copy goes.
         leave_out: folders in it that are no code: data and results of a manifest beside them.
+        give: called with the copy, to give it its rights, before it is where others look.
 
     Raises:
         SourceMissing: no such folder, or no file in it.
@@ -84,7 +90,7 @@ def snapshot(source: Path, destination: Path, leave_out: Iterable[Path] = ()) ->
         links = f" but links that lead out of it ({', '.join(left_out[:3])})" if left_out else ""
         raise SourceMissing(f"code: {source} holds no file{links}. Set `code:` in the manifest.")
     with os_errors(destination, total):
-        digest = _copy(source, names, destination)
+        digest = _copy(source, names, destination, give)
     return CodeSnapshot(f"sha256:{digest}", tuple(names), _commit(source), tuple(left_out))
 
 
@@ -100,7 +106,9 @@ def _line(name: str, file: Path) -> bytes:
     return f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode()
 
 
-def _copy(source: Path, names: Iterable[str], destination: Path) -> str:
+def _copy(
+    source: Path, names: Iterable[str], destination: Path, give: Callable[[Path], None]
+) -> str:
     digest, top = hashlib.sha256(), source.resolve()
     destination.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=destination.parent, prefix=".code-"))
@@ -111,6 +119,7 @@ def _copy(source: Path, names: Iterable[str], destination: Path) -> str:
             _copy_file(source / name, target, top)
             digest.update(_line(name, target))
         partial.chmod(0o755)
+        give(partial)
         # The ranks' user may have left what only that one may delete: cleaning tries it again.
         before = destination.with_name(f"{REMOVING}{uuid.uuid4().hex}")
         with suppress(FileNotFoundError):

@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from itertools import count
 from operator import attrgetter
 from pathlib import Path
@@ -57,6 +58,8 @@ _LOOK_S = 0.1
 _MOST_OF_A_NAME = 1000
 _MOST_REMOVED = 100  # times that a folder goes between being made and being written to
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+_NO_LINKS = (errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)  # of a file, in its folder
+_LOCK_PREFIX = f"{PART_PREFIX}lock-"
 # Far longer than to replace a small file takes.
 _REPLACED_S = 60.0
 
@@ -169,6 +172,42 @@ def _locked(descriptor: int, path: Path, how: int = fcntl.LOCK_EX) -> bool:
                 retryable=False,
             ) from error
         raise
+
+
+def _write(writer: BinaryIO, body: bytes) -> None:
+    writer.write(body)
+    writer.flush()
+    os.fsync(writer.fileno())
+
+
+def _share(lock: int, folder: int) -> None:
+    """Lets those lock who may replace what is in the folder."""
+    mode, found = os.fstat(folder).st_mode, os.fstat(lock)
+    wanted = mode & (stat.S_IWGRP | stat.S_IWOTH)
+    wanted |= wanted << 1  # to read it
+    if found.st_uid == os.geteuid() and not mode & stat.S_ISVTX and wanted & ~found.st_mode:
+        with suppress(OSError):
+            os.fchmod(lock, stat.S_IMODE(found.st_mode) | wanted)
+
+
+def _is_called(lock: int, name: str, folder: int) -> bool:
+    """Whether nobody has removed the file since it was opened: another would lock another one."""
+    try:
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return os.path.samestat(os.fstat(lock), found)
+    except OSError:
+        return False
+
+
+def _unlink_lock(name: str, folder: int) -> None:
+    """Removes a lock that nobody holds."""
+    with suppress(OSError):
+        lock = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        try:
+            if _took_lock(lock) and _is_called(lock, name, folder):
+                os.unlink(name, dir_fd=folder)
+        finally:
+            os.close(lock)
 
 
 def _took_lock(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
@@ -494,27 +533,28 @@ class FolderStore:
     def put_bytes(self, key: str, body: bytes) -> StoredObject:
         """Writes under another name in the same folder, then renames."""
 
-        def write(writer: BinaryIO) -> None:
-            writer.write(body)
-            writer.flush()
-            os.fsync(writer.fileno())
-
-        return self._place(key, len(body), write)
+        return self._place(key, len(body), partial(_write, body=body))
 
     def _place(self, key: str, needed: int, write: Callable[[BinaryIO], None]) -> StoredObject:
         final = self._path(key)
+        with self._part_of(final, needed) as (folder, part, writer):
+            write(writer)
+            writer.close()
+            os.replace(part, final.name, src_dir_fd=folder, dst_dir_fd=folder)
+            found = os.stat(final.name, dir_fd=folder, follow_symlinks=False)
+        return self._object(key, found)
+
+    @contextmanager
+    def _part_of(self, final: Path, needed: int) -> Iterator[tuple[int, str, BinaryIO]]:
+        """Yields the folder, and name and writer of a new file in it that goes in the end."""
         part = PART_PREFIX + uuid.uuid4().hex
         opened = self._made_in(final.parent, part, os.O_WRONLY | os.O_EXCL)
         with os_errors(final, needed), opened as (folder, writer):
             try:
-                write(writer)
-                writer.close()
-                os.replace(part, final.name, src_dir_fd=folder, dst_dir_fd=folder)
-                found = os.stat(final.name, dir_fd=folder, follow_symlinks=False)
+                yield folder, part, writer
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(part, dir_fd=folder)
-        return self._object(key, found)
 
     def read_bytes(self, key: str) -> bytes:
         """A file's content."""
@@ -533,18 +573,64 @@ class FolderStore:
         return body, hashlib.sha256(body).hexdigest()
 
     def put_if(self, key: str, body: bytes, version: str | None) -> bool:
-        """Compares and replaces while a lock file beside it is held, on all hosts that lock."""
+        """Links what is new to its name, which fails if there is one; compares and replaces while a
+        lock file beside it is held, on all hosts that lock.
+        """
         path = self._path(key)
-        name = f"{PART_PREFIX}lock-{path.name}"
-        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-        opened = self._made_in(path.parent, name, flags)
-        with os_errors(path, len(body)), opened as (_, lock):
-            self._wait_for(lock.fileno(), path)
+        if version is None and (done := self._put_new(key, body)) is not None:
+            return done
+        with self._replacing(path):
             now = self.read_version(key)
             if (now and now[1]) != version:
                 return False
             self.put_bytes(key, body)
             return True
+
+    def _put_new(self, key: str, body: bytes) -> bool | None:
+        """Whether it was not there; None: links do not tell."""
+        path = self._path(key)
+        with self._part_of(path, len(body)) as (folder, part, writer):
+            try:
+                _write(writer, body)
+                os.link(part, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            except FileExistsError:
+                # NFS may do it, lose the answer and be asked again.
+                if os.fstat(writer.fileno()).st_nlink > 1:
+                    return True
+                return None if self.read_version(key) is None else False  # a link to nowhere
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                return None
+        return True
+
+    @contextmanager
+    def _replacing(self, path: Path) -> Iterator[None]:
+        """Holds the lock file beside it."""
+        name = _LOCK_PREFIX + path.name
+        for _ in range(_MOST_REMOVED):
+            with self._opened_lock(path.with_name(name)) as (folder, lock):
+                with os_errors(path.with_name(name)):
+                    self._wait_for(lock, path)
+                if _is_called(lock, name, folder):
+                    yield
+                    return
+        raise StagingError(f"{path} is removed again and again. See who does that.")
+
+    @contextmanager
+    def _opened_lock(self, path: Path) -> Iterator[tuple[int, int]]:
+        """Yields descriptors of the folder and of the file."""
+        flags = os.O_NOFOLLOW | os.O_NONBLOCK
+        with ExitStack() as held:
+            with os_errors(path):
+                try:
+                    opened = self._made_in(path.parent, path.name, os.O_WRONLY | flags)
+                    folder, lock = held.enter_context(opened)
+                except PermissionError:  # another's, of an earlier version of ours
+                    opened = self._made_in(path.parent, path.name, os.O_RDONLY | flags)
+                    folder, lock = held.enter_context(opened)
+            _share(lock.fileno(), folder)
+            yield folder, lock.fileno()
 
     def _wait_for(self, lock: int, path: Path) -> None:
         deadline = time.monotonic() + _REPLACED_S
@@ -557,6 +643,10 @@ class FolderStore:
                     )
                 time.sleep(_LOOK_S / 10)
         except OSError as error:
+            if error.errno == errno.EBADF:  # NFS locks what one may write, and nothing else
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
+            if error.errno == errno.ESTALE:  # removed on another host
+                return
             if error.errno not in _NO_LOCKS:
                 raise
             _log.warning(
@@ -576,6 +666,7 @@ class FolderStore:
             with os_errors(path):
                 with suppress(FileNotFoundError), self._folder(path.parent) as folder:
                     os.unlink(path.name, dir_fd=folder)
+                    _unlink_lock(_LOCK_PREFIX + path.name, folder)
                 for empty in path.parents:
                     if empty == self.path or not self._removed(empty):
                         break

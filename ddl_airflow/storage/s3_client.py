@@ -32,6 +32,19 @@ _DENIED = {
     "403",
     "Forbidden",
 }
+# With statuses of what never passes; botocore takes them for passing, too.
+_PASSING = {
+    "BandwidthLimitExceeded",
+    "IncompleteBody",
+    "PriorRequestNotComplete",
+    "RequestLimitExceeded",
+    "RequestThrottled",
+    "RequestTimeout",
+    "RequestTimeoutException",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+}
 _FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "507"}
 _CORRUPT = {"BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "PreconditionFailed", "412"}
 _INVALID = {
@@ -342,8 +355,15 @@ def _meaning(exc: Exception, where: str, needed: int) -> StagingError:
         return StagingError(
             f"{where}: the answer cannot be read: {exc}. See what the store, or a proxy, sends."
         )
+    if isinstance(exc, (aws.NoCredentialsError, aws.PartialCredentialsError)):
+        return ConnectionInvalid(
+            f"{where}: {exc}. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and "
+            "AWS_ENDPOINT_URL if the store is not Amazon's; or enter them in the connection, "
+            "where there is one."
+        )
     return ConnectionInvalid(
-        f"{where}: {exc}. Correct endpoint_url, region_name, bucket or keys of the connection."
+        f"{where}: {exc}. Correct endpoint_url, region_name, bucket or keys of the connection; or "
+        "AWS_* in the environment, where there is none."
     )
 
 
@@ -376,4 +396,5 @@ def _meaning_of_answer(answer: dict[str, Any], where: str, needed: int) -> Stagi
             f"{said}. Check access_key_id and secret_access_key, the rights that they have on this "
             "bucket (list, read, and for results write and delete), and this host's clock."
         )
-    return StagingError(said, retryable=status >= 500 or status in (408, 409, 429))
+    passing = code in _PASSING or status >= 500 or status in (408, 409, 429)
+    return StagingError(said, retryable=passing)

@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddl_airflow.launchers.kubernetes.objects import name_of, worker_name
+from ddl_airflow.launchers.kubernetes.objects import (
+    JOB_LABEL,
+    ROLE_LABEL,
+    name_of,
+    worker_name,
+)
 from ddl_airflow.launchers.processes import marked
 from tests.integration.hosts import Hosts
 from tests.integration.kubernetes import IMAGE, SPACE, KubernetesCluster, ours, sources
@@ -208,22 +213,25 @@ class Kubernetes(Bench):
         self.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec})
 
     def lose_node(self) -> None:
-        self._lost = self._second()
+        self._lost = self._node_of(worker_name(name_of(self._seen_of), 1))
         self.cluster.cut_power(self._lost)
         self._mends = self.cluster.start
 
     def cut_link(self) -> None:
-        self._lost = self._second()
+        # The launcher's pod finds out; of its own node Kubernetes says so, and much later.
+        name = name_of(self._seen_of)
+        workers = {self._node_of(worker_name(name, number)) for number in (0, 1)}
+        launcher = self._node_of("-l", f"{JOB_LABEL}={name},{ROLE_LABEL}=launcher")
+        self._lost = (workers - {launcher}).pop()
         self.cluster.cut(self._lost)
         self._mends = self.cluster.connect
 
     def mend(self) -> None:
         self._mends(self._lost)
 
-    def _second(self) -> str:
-        pod = worker_name(name_of(self._seen_of), 1)
-        words = ("-n", SPACE, "get", "pod", pod, "-o", "jsonpath={.spec.nodeName}")
-        return self.cluster.kubectl(*words)
+    def _node_of(self, *pod: str) -> str:
+        name = "jsonpath={..nodeName}"
+        return self.cluster.kubectl("-n", SPACE, "get", "pod", *pod, "-o", name)
 
 
 def _is_shim(pid: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import select
 import socket
 import ssl
 import struct
@@ -29,6 +30,7 @@ _CODES = {
     "expired": (400, b"ExpiredToken"),
     "location": (400, b"IllegalLocationConstraintException"),
     "region": (400, b"AuthorizationQueryParametersError"),
+    "request timeout": (400, b"RequestTimeout"),
     "skewed": (403, b"RequestTimeTooSkewed"),
 }
 
@@ -55,13 +57,15 @@ class FaultyProxy:
     Args:
         endpoint_url: of the service.
         faults: number of the request, from 0 -> fault: "301", "403", "500", "503", "expired",
-            "location", "region", "skewed", "reset" (in the middle of the body), "cut" (the same, in
-            an orderly way), "half" (of the body, answered as if it were all), "changed" (one byte
-            of it), "error as success" (a body of XML), "whole" (the range is ignored), or "stall 3"
-            (seconds, in the middle). Of what the client sends: "sent reset", "sent cut" and "sent
-            stall 3" (in the middle of the body, nothing is passed on), "sent changed" (one byte).
-            Of what was passed on and done: "done 500", "done reset", "done cut" (in the head of the
-            answer), "done stall 3" (before it). The key None is for all others.
+            "location", "region", "request timeout", "skewed", "reset" (in the middle of the body),
+            "cut" (the same, in an orderly way), "half" (of the body, answered as if it were all),
+            "changed" (one byte of it), "error as success" (a body of XML), "whole" (the range is
+            ignored), or "stall 3" (seconds, or until the client goes; in the middle). Of what the
+            client sends: "sent reset", "sent cut" and "sent stall 3" (in the middle of the body,
+            nothing is passed on), "sent changed" (one byte). Of what was passed on and done: "done
+            500", "done reset", "done cut" (in the head of the answer), "done stall 3" (before it).
+            The key None is for all others. See ``placed``: what has no body gets no fault in the
+            middle of it.
         counted: whether a request counts, by method and path; what does not gets no fault.
         bytes_per_s: of each body; None: as fast as it goes.
         tls: with what clients are answered by https.
@@ -82,7 +86,7 @@ class FaultyProxy:
         self._faults, self._counted, self._bytes_per_s = faults, counted, bytes_per_s
         self._tls, self._signed_urls = tls, signed_urls
         self._changed = threading.Condition()
-        self._number = 0
+        self._number = self._placed = 0
         self._open = 0  # requests that count and have not ended
 
     def __enter__(self) -> FaultyProxy:
@@ -110,6 +114,8 @@ class FaultyProxy:
             request_queue_size = 100
 
         self._server = Server(("127.0.0.1", 0), Handler)
+        # Of its connections, too: else the kernel takes tens of MB that nobody reads.
+        self._server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20)
         self.endpoint_url = f"http://127.0.0.1:{self._server.server_port}"
         if self._tls is not None:
             self._server.socket = self._tls.wrap_socket(
@@ -137,17 +143,23 @@ class FaultyProxy:
         self.wait()
         return tuple(self._ended)
 
+    @property
+    def placed(self) -> int:
+        """How many requests had their fault; none is open."""
+        self.wait()
+        return self._placed
+
     def begin(self, faults: Mapping[int | None, str]) -> None:
         """Counts from 0 again, with other faults, when no request is open."""
         self.wait()
         with self._changed:
-            self._faults, self._number = faults, 0
+            self._faults, self._number, self._placed = faults, 0, 0
             self._ended.clear()
 
     def _answer(self, near: BaseHTTPRequestHandler) -> None:
         url = urlsplit(near.path)
         path = unquote(url.path)
-        fault, sent, body = "", 0, b""
+        fault, sent, body, asked_range = "", 0, b"", near.headers.get("Range", "")
         counts = self._counted(near.command, path)
         if counts:
             with self._changed:
@@ -158,6 +170,13 @@ class FaultyProxy:
                 fault = self._signed_urls
         try:
             body = self._body(near, fault)
+            if (
+                fault in _CODES
+                or fault == "error as success"
+                or (fault.startswith(("sent ", "done ")) and (fault != "sent changed" or body))
+                or (fault == "whole" and asked_range)
+            ):
+                self._note_placed()
             if fault in _CODES:
                 status, code = _CODES[fault]
                 self._say(near, status, _SAID % code)
@@ -172,9 +191,8 @@ class FaultyProxy:
                     sent = now
         finally:
             if counts:
-                headers = (near.headers.get(name, "") for name in ("Range", "x-amz-copy-source"))
-                asked, source = headers
-                one = Asked(near.command, path, asked, sent, url.query, len(body), unquote(source))
+                source = unquote(near.headers.get("x-amz-copy-source", ""))
+                one = Asked(near.command, path, asked_range, sent, url.query, len(body), source)
                 with self._changed:
                     self._ended.append(one)
                     self._open -= 1
@@ -195,11 +213,20 @@ class FaultyProxy:
             body[length // 2] ^= 1
         return bytes(body)
 
+    def _note_placed(self) -> None:
+        with self._changed:
+            self._placed += 1
+
     @staticmethod
-    def _break(near: BaseHTTPRequestHandler, how: str) -> None:
+    def _stall(near: BaseHTTPRequestHandler, how: str) -> None:
+        gone = select.poll()
+        gone.register(near.connection, select.POLLRDHUP)  # said though there is more to read
+        gone.poll(1000 * float(how.split()[1]))
+
+    def _break(self, near: BaseHTTPRequestHandler, how: str) -> None:
         near.close_connection = True
         if how.startswith("stall"):
-            time.sleep(float(how.split()[1]))
+            self._stall(near, how)
         elif how == "reset":
             linger = struct.pack("ii", 1, 0)  # so that it is a reset, and no end
             near.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
@@ -213,7 +240,7 @@ class FaultyProxy:
             status, code = _CODES[fault]
             self._say(near, status, _SAID % code)
         elif fault.startswith("stall"):
-            time.sleep(float(fault.split()[1]))
+            self._stall(near, fault)
             near.send_response_only(answer.status)
             near.send_header("ETag", answer.headers.get("ETag", ""))
             near.send_header("Content-Length", str(len(said)))
@@ -283,6 +310,8 @@ class FaultyProxy:
         while near.command != "HEAD" and (block := reader.read(_BLOCK)):
             halts = fault and fault not in ("whole", "sent changed")
             faulty = halts and sent <= middle < sent + len(block)
+            if faulty:
+                self._note_placed()
             if faulty and fault == "changed":
                 at = middle - sent
                 block = block[:at] + bytes([block[at] ^ 1]) + block[at + 1 :]

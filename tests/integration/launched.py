@@ -122,7 +122,10 @@ class LaunchedJob:
 
         Of a job that was preempted, in place of whether it is tried again, the step that was saved.
         """
-        self.process.wait(within(90))
+        try:
+            self.process.wait(limit_s := within(90))
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"not within {limit_s:.0f} s: {self.said()}") from None
         last = self.said().splitlines()[-1]
         assert last.startswith("ended: "), self.said()
         return json.loads(last.removeprefix("ended: "))

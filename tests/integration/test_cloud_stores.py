@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 import warnings
 from dataclasses import dataclass, field, replace
@@ -285,14 +286,17 @@ def test_an_endpoint_that_nobody_serves_is_worth_another_try(cloud_of, monkeypat
 
 
 @pytest.mark.parametrize("size", ["small", "large"])
-@pytest.mark.parametrize("fault", ["500", "503", "reset", "cut", "half", "changed", "stall 3"])
+@pytest.mark.parametrize("fault", ["500", "reset", "cut", "half", "changed", "stall 100"])
 def test_a_fault_at_any_read_costs_a_try_and_no_byte(cloud_of, store, near, tmp_path, fault, size):
     content = content_of(size, SIZES[size])
     put(store, "f", content, tmp_path)
-    parts = 1 if fault.startswith("stall") else -(-len(content) // PART)
-    for index in range(parts):
+    parts = -(-len(content) // PART)
+    for index in range(1 if fault.startswith("stall") else parts):
         with FaultyProxy(cloud_of.endpoint, {index: fault}, of_objects) as proxy:
+            began = time.monotonic()
             stage(near(proxy), Cache(tmp_path / str(index)), tmp_path / f"data{index}")
+            assert time.monotonic() - began < within(10)
+            assert proxy.placed == 1
             assert len(proxy.asked) > parts
         assert (tmp_path / f"data{index}" / "f").read_bytes() == content
 
@@ -322,7 +326,7 @@ def test_a_fault_that_stays_is_named_with_its_object(
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     "fault",
-    ["500", "503", "sent reset", "sent cut", "sent changed", "done 500", "done reset", "done cut"],
+    ["500", "sent reset", "sent cut", "sent changed", "done 500", "done reset", "done cut"],
 )
 def test_a_fault_at_any_write_costs_a_try_and_no_byte(cloud_of, store, near, tmp_path, fault, size):
     if fault == "sent changed" and not SIZES[size]:
@@ -337,7 +341,10 @@ def test_a_fault_at_any_write_costs_a_try_and_no_byte(cloud_of, store, near, tmp
             done = publish(files, near(proxy), f"t{index}")
             # A query of how much came of it is none of the writes that were counted.
             # And a block that came though nobody heard of it is not sent again.
-            assert writes <= len(proxy.asked) <= writes + 5
+            assert proxy.placed == 1
+            # Half a head that says 200 may be an answer.
+            again = fault != "done cut"
+            assert writes + again <= len(proxy.asked) <= writes + 5
         require_published(store, done, {"f": content})
         assert len(publications(store.at(f"t{index}"))) == 1
 

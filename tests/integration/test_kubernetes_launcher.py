@@ -188,6 +188,19 @@ def test_two_jobs_run_at_once_and_are_found_by_their_names(job, tmp_path):
     assert both[1].status().state is JobState.RUNNING
 
 
+def test_a_job_in_place_of_one_of_its_id_that_has_ended_and_of_none_that_runs(job):
+    """As of a run that was deleted, and made again."""
+    one = job("print('trained')", nodes=1).start()
+    assert one.wait().state is JobState.SUCCEEDED, one.said()
+    before = one.handle
+    second = one.start().handle
+    assert second.number != before.number
+    with pytest.raises(SubmitFailed, match="already exists.*Wait for its end") as caught:
+        one.start()
+    assert caught.value.retryable
+    assert one.wait().state is JobState.SUCCEEDED, one.said()
+
+
 def test_only_one_job_works_in_an_experiment(job, tmp_path):
     lock = tmp_path / ".shared one.lock"
     first = job(SLEEP, nodes=1, lock=lock).start().up()

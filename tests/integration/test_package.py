@@ -218,6 +218,9 @@ def test_ddl_ops_alone_has_no_airflow_and_its_ranks_average(ops_alone, tmp_path)
         "[rank 0] rank 0 of 2 [1.5, 10.0]",
         "[rank 1] rank 1 of 2 [1.5, 10.0]",
     ]
+    script = "import json, os; print(json.loads(os.environ['TF_CONFIG'])['task'])"
+    words = ("ddl-run", "--tf-config", "master=1", "python", "-c", script)
+    assert "master" in said_by(ops_alone, *words, cwd=tmp_path)
 
 
 def test_ddl_ops_alone_trains_from_a_manifest(ops_alone, tmp_path):

@@ -1,4 +1,4 @@
-"""A training of two ranks on a real Slurm cluster that has to make room again and again.
+"""A training of two ranks on a real Slurm cluster that has to make room.
 
 With 50 preemptions: ``python -m benchmarks.preemptions``.
 """
@@ -17,7 +17,7 @@ from tests.integration.slurm import SlurmCluster
 
 pytestmark = pytest.mark.integration
 
-TIMES = 3
+TIMES = 1
 
 
 @pytest.fixture

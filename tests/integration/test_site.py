@@ -100,7 +100,9 @@ def test_a_demo_says_that_another_one_runs_over_its_folder_or_port(demo, tmp_pat
     first = demo("home", "--keep")
     said = ""
     while "object store: http" not in said:  # it has begun to start things
-        said += first.stdout.readline()
+        line = first.stdout.readline()
+        assert line, said
+        said += line
     taken = socket.create_server(("127.0.0.1", 0))
     port = str(taken.getsockname()[1])
     with taken:

@@ -71,6 +71,10 @@ def _check_yaml(block: Block) -> str:
         }
         kubernetes_validate.validate(role | value, "1.31", strict=True)
         return "Kubernetes"
+    if isinstance(value, dict) and "services" in value:
+        site = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
+        assert value["services"].keys() <= site["services"].keys()
+        return "Compose"
     if isinstance(value, list):
         offered = {
             hook["id"] for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
@@ -132,7 +136,7 @@ def test_toml_and_json_are_such(block):
     assert tomllib.loads(block.text) if block.language == "toml" else json.loads(block.text)
 
 
-@pytest.mark.parametrize("block", _of("python"), ids=_by_place)
+@pytest.mark.parametrize("block", _of("python", "py"), ids=_by_place)
 def test_python_compiles_and_what_it_imports_of_ours_is_there(block):
     tree = ast.parse(block.text)
     if any(

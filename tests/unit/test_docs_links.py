@@ -94,3 +94,4 @@ def test_the_page_of_commands_says_what_the_parsers_say():
     ).stdout
     written = (ROOT / "docs" / "commands.md").read_text("utf-8")
     assert written == said, "python scripts/commands_page.py > docs/commands.md"
+    assert "`--blacklist-cooldown-range S S`" in said

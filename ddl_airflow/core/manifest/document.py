@@ -34,11 +34,16 @@ _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FIXED_WORDS = _LOADER is not yaml.SafeLoader
 _TAG = "tag:yaml.org,2002:"
 _NULL = ("", "~", "null", "Null", "NULL")
+_BLOCKS = ("|", ">")
 _NEWLINE = re.compile(r"\r\n|[\r\n]")
 
 
 class Plain(str):
     """A scalar written without quotes, so it may also be meant as a number."""
+
+
+class Block(str):
+    """A scalar written as a block, after ``|`` or ``>``: it ends in a newline that nobody meant."""
 
 
 class Scalar(NamedTuple):
@@ -79,7 +84,7 @@ class Document:
     """What a YAML text says.
 
     Attributes:
-        value: None, text, list or dict, nested; text is Plain where it was not quoted.
+        value: None, text, list or dict, nested; text is Plain where it was not quoted, or Block.
         lines: where each field is.
         issues: fields that are given twice.
     """
@@ -205,7 +210,7 @@ def _read_plainly(text: str) -> Document | None:
         value: str = event.value
         if event.implicit[0]:
             return None if value in _NULL else Plain(value)
-        return value
+        return Block(value) if event.style in _BLOCKS else value
 
     try:
         next_event()  # stream start
@@ -340,6 +345,8 @@ class _Tree:
         value = None if plain and event.value in _NULL else event.value
         if value is not None and plain:
             value = Plain(value)
+        elif value is not None and event.style in _BLOCKS:
+            value = Block(value)
         return Scalar(value, line, event.start_mark.index, event.end_mark.index, event.anchor)
 
     def _only_tag(self, event: Any, line: int, *kinds: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -21,6 +21,7 @@ from ddl_airflow.core.manifest.sections.launchers import (
     offered_kinds,
     site_kinds,
 )
+from ddl_airflow.core.manifest.sections.notifications import says_where_to
 from ddl_airflow.core.manifest.sections.places import Reference
 from ddl_airflow.core.manifest.site import read_setting
 from ddl_airflow.core.manifest.values import Text
@@ -42,6 +43,12 @@ class _Rights(Section):
         description="Kinds of launcher, which runs may choose too; by default any in a manifest, "
         "and no other in its runs.",
         examples=[["slurm"]],
+    )
+    variables: tuple[Text, ...] = Field(
+        default=(),
+        description="Environment variables that ${NAME} may read, of those that "
+        "[ddl] manifest_variables lists; * is any text.",
+        examples=[["VISION_*"]],
     )
 
 
@@ -75,11 +82,13 @@ class Rights:
         connections: ids of Airflow connections; ``*`` is any text.
         paths: folders.
         launchers: kinds, also for runs; None: any, and for runs the manifest's alone.
+        variables: that ``${NAME}`` may read, of those that the site lists; ``*`` is any text.
     """
 
     connections: tuple[str, ...] = ()
     paths: tuple[Path, ...] = ()
     launchers: tuple[str, ...] | None = None
+    variables: tuple[str, ...] = ()
 
 
 def rights_of(setting: str, folder: Path) -> Rights | None:
@@ -91,8 +100,8 @@ def rights_of(setting: str, folder: Path) -> Rights | None:
         folder: where the manifest lies.
 
     Returns:
-        None where the site says nothing; no connections and paths where it says something, and
-        nothing of this folder.
+        None where the site says nothing; no connections, paths and variables where it says
+        something, and nothing of this folder.
 
     Raises:
         ManifestError: the table cannot be read, or says what cannot be; with file, field and fix.
@@ -116,18 +125,26 @@ def _parsed(text: bytes, source: str) -> Mapping[Path, Rights]:
             entry.connections,
             tuple(Path(path).resolve() for path in entry.paths),
             entry.launchers,
+            entry.variables,
         )
         for name, entry in table.rights.items()
     }
 
 
-def beyond(manifest: Manifest, folder: Path, rights: Rights | None) -> Findings:
+def beyond(
+    manifest: Manifest,
+    folder: Path,
+    rights: Rights | None,
+    default_connections: Callable[[str], Mapping[str, str]],
+) -> Findings:
     """What a manifest names that is not its to name.
 
     Args:
         manifest: as loaded.
         folder: where it lies.
         rights: ``rights_of`` that.
+        default_connections: returns the connections that a notifier takes where the manifest
+            names none, by argument. Called only where there are rights.
     """
     beside = Path(manifest.code) == Path()
     if rights is None and beside:  # the most, of thousands
@@ -148,6 +165,13 @@ def beyond(manifest: Manifest, folder: Path, rights: Rights | None) -> Findings:
         if connection is not None and connection.conn_id is not None:
             at = f"{name}.connection.conn_id"
             yield from _connection(at, connection.conn_id, rights, ask)
+        for variable_of, variable in connection.variables() if connection is not None else ():
+            # The endpoint beside it is the author's to choose, and gets its value.
+            if not any(fnmatchcase(variable, one) for one in rights.variables):
+                at = f"{name}.connection.{variable_of}"
+                fix = f"{_named('variables', rights.variables)} {ask}"
+                said = f"${{{variable[:60]}}} is not a variable for this manifest"
+                yield Finding(at, said, fix)
         place = reference.store.folder(reference.place, folder)
         within = (own, *rights.paths)
         if place is not None and not any(place.is_relative_to(one) for one in within):
@@ -156,10 +180,13 @@ def beyond(manifest: Manifest, folder: Path, rights: Rights | None) -> Findings:
             yield Finding(at, f"{place} is not a folder for manifests in {own}", fix)
     for event in ("on_failure", "on_success", "on_approval"):
         for index, one in enumerate(getattr(manifest.notifications, event)):
-            for argument, value in getattr(one, "arguments", {}).items():
+            for argument, value in {**default_connections(one.notifier), **one.arguments}.items():
+                at = child(f"notifications.{event}[{index}].arguments", argument)
                 if argument.endswith("conn_id"):
-                    at = f"notifications.{event}[{index}].arguments.{argument}"
                     yield from _connection(at, str(value), rights, ask)
+                elif says_where_to(argument):
+                    message = "says where to send what the connection holds, such as a token"
+                    yield Finding(at, message, "Delete it: the connection says where to.")
     for parameter, asked in manifest.parameters.items():
         if asked.secret:
             at = child("parameters", parameter)

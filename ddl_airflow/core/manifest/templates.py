@@ -270,6 +270,16 @@ def dates_in(text: str) -> list[str]:
     return list(dict.fromkeys(name for name in found if name.removeprefix("dag_run.") in DATES))
 
 
+def differs_by_run(command: str) -> bool:
+    """Whether a template in it names more than the run's parameters, as ``{{ ds }}`` does."""
+    if not is_template(command):
+        return False
+    try:
+        return any(_named(parse_template(command), frozenset({"params"})))
+    except ValueError:  # said by another rule
+        return True
+
+
 def template_findings(
     at: str, text: str, also: frozenset[tuple[str, str]] = frozenset()
 ) -> Findings:

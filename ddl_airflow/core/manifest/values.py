@@ -19,7 +19,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from ddl_airflow.core.manifest.document import Plain
+from ddl_airflow.core.manifest.document import Block, Plain
 from ddl_airflow.core.units import parse_duration
 
 _TRUTHS = ("true", "True", "TRUE", "false", "False", "FALSE")
@@ -133,7 +133,8 @@ def _value(value: Any) -> bool | int | float | str:
                 return whole if -(2**63) <= whole < 2**64 else number
             return number
     if isinstance(value, str):
-        return str(_tidy(value))
+        tidy: str = _tidy(value)
+        return tidy if isinstance(value, (Plain, Block)) else value
     if isinstance(value, (bool, int, float)):
         return value
     raise ValueError("is neither a number, true or false, nor text")

@@ -534,6 +534,8 @@ def refused(error: Refused, namespace: str, one: _Object) -> SubmitFailed:
         "cannot set blockOwnerDeletion": "It lacks a right that docs/kubernetes.md lists",
         "cannot create": "Its account lacks a right that docs/kubernetes.md lists",
         "cannot patch": "Its account lacks a right that docs/kubernetes.md lists",
+        "already exists": "It is of an earlier run of this id, and has not ended, or is not gone. "
+        "Wait for its end, or delete it with kubectl",
         "namespaces": "Correct launcher.namespace, or have it made",
     }
     cure = next((f" {cure}." for words, cure in cures.items() if words in said), "")

@@ -39,6 +39,7 @@ from ddl_airflow.launchers.kubernetes.causes import (
     refused,
     slim,
 )
+from ddl_airflow.launchers.kubernetes.facts import is_deleted, over_since
 from ddl_airflow.launchers.kubernetes.objects import (
     JOB_ID,
     JOB_LABEL,
@@ -59,6 +60,9 @@ _NOT_THERE = frozenset(
     NVIDIA_DRIVER_CAPABILITIES
     """.split()
 )
+# How long what is left of a job that has ended may take to go, and how often that is looked at.
+_REMOVED_S = 60.0
+_LOOK_S = 0.5
 _OURS = ",".join(f"{name}={value}" for name, value in MANAGED.items())
 
 
@@ -169,10 +173,8 @@ class KubernetesLauncher:
         share_lock(job)
         created: list[dict[str, Any]] = []
         try:
-            for one in ahead:
-                created.append(_made_anew(cluster, namespace, one))
-            one = first
-            created.append(cluster.create(namespace, first))
+            for one in [*ahead, first]:
+                created.append(_made_anew(cluster, namespace, operator, one))
             owner = owner_of(operator, created[-1]["metadata"])
             for one in ahead:
                 # What it waits for is not to wait for it.
@@ -351,16 +353,41 @@ def _silent(error: LaunchError) -> Told:
     return {SILENT: str(error)} | ({AGAIN: "yes"} if error.retryable else {})
 
 
-def _made_anew(cluster: Cluster, namespace: str, one: Mapping[str, Any]) -> dict[str, Any]:
-    """The object, in place of one that a submission left which was cut off before it had owners."""
+def _made_anew(
+    cluster: Cluster, namespace: str, operator: Operator, one: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The object, also where one of its name is left that nobody needs."""
     try:
         return cluster.create(namespace, one)
     except Refused as error:
-        left = cluster.read(namespace, one["kind"], one["metadata"]["name"])
-        if error.reason != "AlreadyExists" or not left or "ownerReferences" in left["metadata"]:
+        if error.reason != "AlreadyExists" or not _make_way(cluster, namespace, operator, one):
             raise
-    cluster.delete(namespace, one["kind"], left["metadata"]["name"], left["metadata"]["uid"])
     return cluster.create(namespace, one)
+
+
+def _make_way(cluster: Cluster, namespace: str, operator: Operator, one: Mapping[str, Any]) -> bool:
+    """Removes what has an object's name; False if it is needed, or is not gone in time.
+
+    It is of a submission that was cut off before the object had owners; or of a job that has ended,
+    of a run that was deleted and is made again under its id.
+    """
+    about, deadline = one["metadata"], time.monotonic() + _REMOVED_S
+    while (found := cluster.read(namespace, one["kind"], about["name"])) is not None:
+        if time.monotonic() > deadline:
+            return False
+        kind = one["kind"]
+        if "ownerReferences" in found["metadata"]:
+            kind = operator.kind
+            found = cluster.read(namespace, kind, about["name"])
+        if found is not None and not is_deleted(found):
+            if kind == operator.kind and not (
+                _is(found, about["annotations"][JOB_ID])
+                and over_since(slim(operator.as_job(found))) is not None
+            ):
+                return False
+            cluster.delete(namespace, kind, about["name"], found["metadata"]["uid"])
+        time.sleep(_LOOK_S)
+    return True
 
 
 def make_keys() -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -13,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import hypothesis
 import pytest
@@ -24,9 +23,6 @@ from ddl_airflow.core.manifest.sections.launchers import own_kinds
 from ddl_airflow.launchers.local import LocalLauncher
 from ddl_airflow.launchers.processes import kill_marked, marked
 from tests.limits import within
-
-# Before anything imports Airflow: it reads its settings once, and writes where it lives.
-os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="airflow-")
 
 # Nothing but what is asserted fails a test: another program may have the processor.
 hypothesis.settings.register_profile(
@@ -431,23 +427,58 @@ class TaskRun:
 class _Supervisor:
     """The other end of the task runner, without a database behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, answers: Mapping[str, Callable[[Any], Any]]) -> None:
         self.sent: list[Any] = []
+        self._answers = answers
 
     def send(self, msg: Any) -> Any:
-        from airflow.sdk.execution_time.comms import InactiveAssetsResult
+        from airflow.sdk.execution_time.comms import HITLDetailRequestResult, InactiveAssetsResult
 
         self.sent.append(msg)
-        if type(msg).__name__ == "ValidateInletsAndOutlets":
+        kind = type(msg).__name__
+        if kind in self._answers:
+            return self._answers[kind](msg)
+        if kind == "ValidateInletsAndOutlets":
             return InactiveAssetsResult(inactive_assets=[])
+        if kind == "CreateHITLDetailPayload":  # the first for this task
+            return HITLDetailRequestResult(**msg.model_dump(exclude={"type"}))
         return None
 
 
 @pytest.fixture
-def run_task(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskRun]:
-    """run_task(task, try_number=, told=, conf=): Airflow's task runner runs it, without a database.
+def airflow_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Airflow's database with its tables, as good as empty; its ``create_session``."""
+    import airflow.models
+    from airflow.models.base import Base
+    from airflow.models.dag import clear_team_name_cache
+    from airflow.utils.db import synchronize_log_template
+    from airflow.utils.orm_event_handlers import setup_event_handlers
+    from airflow.utils.session import create_session
+    from sqlalchemy import create_engine
+    from sqlalchemy.orm import scoped_session, sessionmaker
 
-    ``told``: and tells its listeners how that ended. ``conf``: what the run was triggered with.
+    airflow.models.import_all_models()
+    engine = create_engine(f"sqlite:///{tmp_path / 'airflow-with-tables.db'}")
+    setup_event_handlers(engine)
+    Base.metadata.create_all(engine)
+    maker = sessionmaker(engine, autoflush=False, expire_on_commit=False)
+    scoped = scoped_session(maker)
+    monkeypatch.setattr("airflow.settings.NonScopedSession", maker)
+    monkeypatch.setattr("airflow.settings.Session", scoped)
+    clear_team_name_cache()
+    synchronize_log_template()  # which a run has
+    yield create_session
+    scoped.remove()
+    engine.dispose()
+    clear_team_name_cache()
+
+
+@pytest.fixture
+def run_task(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskRun]:
+    """run_task(task, try_number=, told=, conf=, answers=, ti_id=): Airflow's task runner runs it.
+
+    Without a database. ``told``: and tells its listeners how that ended. ``conf``: what the run was
+    triggered with. ``answers``: what answers a message, by its type.
     """
     import structlog
     from airflow.sdk.api.datamodels._generated import DagRun, TIRunContext
@@ -458,6 +489,8 @@ def run_task(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskRun]:
         try_number: int = 1,
         told: bool = False,
         conf: Mapping[str, Any] = MappingProxyType({}),
+        answers: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
+        ti_id: UUID | None = None,
     ) -> TaskRun:
         now = datetime.now(UTC)
         dag_run = DagRun.model_construct(
@@ -487,7 +520,7 @@ def run_task(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskRun]:
             upstream_map_indexes={},
         )
         instance = task_runner.RuntimeTaskInstance.model_construct(
-            id=uuid4(),
+            id=ti_id or uuid4(),
             task=task,
             task_id=task.task_id,
             dag_id=task.dag_id,
@@ -500,7 +533,7 @@ def run_task(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskRun]:
             bundle_instance=SimpleNamespace(name="unit", version=None),
             _ti_context_from_server=server,
         )
-        supervisor = _Supervisor()
+        supervisor = _Supervisor(answers)
         monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", supervisor, raising=False)
         context, log = instance.get_template_context(), structlog.get_logger()
         state, _, error = task_runner.run(instance, context, log)

@@ -157,6 +157,7 @@ MISTAKES = {
         "not valid Python",
         script={"import os\n": "import (os\n"},
     ),
+    "a misspelled python": Mistake("'pythom'", "python", {COMMAND: "command: pythom train.py"}),
     "no such folder of data": Mistake("dta: No such file", "correct the path", {"./data": "./dta"}),
     "no such connection": Mistake(
         "my_s4",
@@ -175,14 +176,6 @@ MISTAKES = {
     ),
     # --- found by train
     "no ddl at all": Mistake("trained apart.*did not import ddl", "Write `import ddl`", of=PLAIN),
-    "an optimizer as it is": Mistake(
-        "trained apart.*averaged none",
-        "DistributedOptimizer",
-        script={
-            WRAPPED: "keras.optimizers.SGD(0.1)",
-            "ddl.keras.BroadcastCallback(), ": "",
-        },
-    ),
     "an optimizer as it was loaded": Mistake(
         "'sgd' does not average gradients over the ranks",
         "model.compile",
@@ -254,6 +247,11 @@ MISTAKES = {
         script={"epochs =": "os.kill(os.getpid(), 9)\nepochs ="},
         of=PLAIN,
     ),
+    "a command that is not there": Mistake(
+        "command not found .no-such-trainer",
+        "",
+        {COMMAND: "command: no-such-trainer train.py"},
+    ),
     "an argument that is missing": Mistake(
         "code 2.*the following arguments are required: --rate",
         "required",
@@ -299,12 +297,12 @@ MISTAKES = {
         of=PLAIN,
     ),
     "TensorFlow 1 under TensorFlow 2": Mistake(
-        "no attribute 'get_variable'", 'version: "1', of=TF1
+        "no attribute 'get_variable'", 'version: "1', ALONE, of=TF1
     ),
     "what TensorFlow 1 had in contrib": Mistake(
         "tensorflow.contrib.data is gone",
         "Use tf.data",
-        {'"2.21"': '"1.13"'},
+        ALONE | {'"2.21"': '"1.13"'},
         {"import tensorflow as tf\n": "import tensorflow as tf\ntf.contrib.data.map_and_batch\n"},
         of=TF1,
     ),
@@ -314,13 +312,6 @@ MISTAKES = {
         "model.keras",
         ALONE,
         {'shutil.copy("trained.keras",': "("},
-        of=TRAINED,
-    ),
-    "saves somewhere else": Mistake(
-        "no checkpoint; found nothing",
-        "RESULT_DIR",
-        ALONE,
-        {'os.path.join(os.environ["RESULT_DIR"], "model.keras")': '"model.keras"'},
         of=TRAINED,
     ),
     "saves the weights alone": Mistake(
@@ -355,7 +346,12 @@ MISTAKES = {
     "a sample without labels": Mistake(
         "accuracy.*training batches",
         "label",
-        {"sample: test.npz": "sample: test.npy"},
+        ALONE | {"sample: test.npz": "sample: test.npy"},
+        {
+            "import shutil\n": "import shutil\nfrom ddl_ops import progress\n"
+            "progress.append({'step': 1, 'accuracy': 0.5}, source='keras')\n"
+        },
+        of=TRAINED,
     ),
     "not good enough": Mistake(
         "accuracy is 0.*below the minimum 2",

@@ -10,7 +10,8 @@ import shutil
 import signal
 import time
 from configparser import ConfigParser
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 
@@ -18,13 +19,17 @@ import airflow.settings
 import pytest
 from airflow.configuration import conf
 from airflow.dag_processing.bundles.base import BundleVersion
-from airflow.dag_processing.dagbag import BundleDagBag
+from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db
+from airflow.models import DagModel, DagRun
+from airflow.models.dagbundle import DagBundleModel
 from airflow.models.dagcode import DagCode
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException
 from airflow.sdk.execution_time.supervisor import BlockedDBSession
 from airflow.serialization.serialized_objects import DagSerialization
-from sqlalchemy import create_engine, text
+from airflow.utils.state import DagRunState
+from airflow.utils.types import DagRunType
+from sqlalchemy import create_engine, select, text
 from sqlalchemy.orm import sessionmaker
 
 import ddl_airflow.bundle
@@ -302,6 +307,158 @@ def test_deleted_and_renamed_manifests_go(bundle, folder, write_manifest):
         "x.yml/manifest.yml.py": "third",
         "three.yml.py": "fourth",
     }
+
+
+class TwoBundles:
+    """Two bundles, a and b, in Airflow's database as its DAG processor has them there."""
+
+    def __init__(self, database, folder: Path) -> None:
+        self.database, self._folder = database, folder
+        self.bundles: dict[str, ManifestBundle] = {}
+        with database() as session:
+            session.add_all([DagBundleModel(name=name) for name in "ab"])
+        for name in "ab":
+            (folder / name).mkdir()
+            (folder / name / "any").touch()
+            self.start(name)
+
+    def start(self, name: str, version: str | None = None) -> ManifestBundle:
+        made = ManifestBundle(name=name, path=str(self._folder / name), version=version)
+        if version is None:
+            self.bundles[name] = made
+        return made
+
+    def turn(self, *names: str) -> dict[str, str]:
+        """Refreshes those, and parses what they have; returns the import errors."""
+        errors = {}
+        for name in names:
+            bundle = self.bundles[name]
+            bundle.refresh()
+            with self.database() as session:
+                DagModel.deactivate_deleted_dags(name, [*stubs(bundle)], session=session)
+            for path in stubs(bundle).values():
+                bag = BundleDagBag(
+                    dag_folder=str(path),
+                    bundle_path=bundle.path,
+                    bundle_name=name,
+                    load_op_links=False,
+                )
+                sync_bag_to_db(bag, name, version_of(bundle))
+                errors |= {f"{name}: {file}": text for file, text in bag.import_errors.items()}
+        return errors
+
+    def has(self, dag_id: str) -> tuple[str, str] | None:
+        """The bundle that has the DAG, and its schedule; None if none has it."""
+        with self.database() as session:
+            found = session.get(DagModel, dag_id)
+            stale = found is None or found.is_stale
+            return None if stale else (found.bundle_name, found.timetable_summary)
+
+    @contextmanager
+    def open_run(self, dag_id: str):
+        with self.database() as session:
+            run = DagRun(dag_id, "open", run_type=DagRunType.MANUAL, state=DagRunState.RUNNING)
+            run.run_after = datetime.now(UTC)
+            session.add(run)
+        yield
+        with self.database() as session:
+            session.scalar(select(DagRun)).state = DagRunState.SUCCESS
+
+
+@pytest.fixture
+def two(tmp_path: Path, runs, airflow_database, monkeypatch: pytest.MonkeyPatch) -> TwoBundles:
+    storage = str(tmp_path / "storage")
+    monkeypatch.setenv("AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_STORAGE_PATH", storage)
+    monkeypatch.setenv("AIRFLOW__CORE__MIN_SERIALIZED_DAG_UPDATE_INTERVAL", "0")
+    (tmp_path / "teams").mkdir()
+    return TwoBundles(airflow_database, tmp_path / "teams")
+
+
+def claimed(two, write_manifest, tmp_path):
+    """One DAG id in both bundles, of which a had it first; returns the manifest of b."""
+    write_manifest(tmp_path / "teams/a/x", "same", more="schedule: '0 3 * * *'\n")
+    assert two.turn("a", "b") == {}
+    return write_manifest(tmp_path / "teams/b/y", "same", more="schedule: '0 5 * * *'\n")
+
+
+def test_a_dag_of_another_bundle_is_not_taken_from_it(two, tmp_path, write_manifest, monkeypatch):
+    claimed(two, write_manifest, tmp_path)
+    write_manifest(tmp_path / "teams/b/z", "other")
+    for names in ("b", "ab", "ba"):
+        errors = two.turn(*names)
+        assert list(errors) == ["b: y/manifest.yml.py"]
+        (said,) = errors.values()
+        assert "the DAG id 'same' is also claimed by x/manifest.yml of bundle a" in said
+        assert two.has("same") == ("a", "0 3 * * *")
+        assert two.has("other")[0] == "b"
+    # It stays so while nobody can be asked; a task of a run without a version may not ask.
+    with monkeypatch.context() as away:
+        away.setattr("airflow.settings.NonScopedSession", None)
+        two.bundles["b"].refresh()
+        two.start("b").refresh()
+    assert "bundle a" in (two.bundles["b"].path / "y/manifest.yml.py").read_text()
+    assert two.turn("b") == errors
+    (tmp_path / "teams/a/x/manifest.yml").unlink()
+    assert two.turn("a", "b") == {}
+    assert two.has("same") == ("b", "0 5 * * *")
+
+
+def test_a_worker_makes_a_version_whoever_has_its_dags(two, tmp_path, write_manifest, monkeypatch):
+    """It may not ask the database; and one manifest must not stop the others."""
+    claimed(two, write_manifest, tmp_path)
+    two.turn("b")
+    version = version_of(two.bundles["b"])
+    other = str(tmp_path / "storage-of-worker")
+    monkeypatch.setenv("AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_STORAGE_PATH", other)
+    monkeypatch.setattr("airflow.settings.NonScopedSession", None)
+    worker = two.start("b", version)
+    worker.initialize()
+    assert (worker.path / "y/manifest.yml.py").exists()
+
+
+@pytest.mark.parametrize(
+    "facts", [{"active": False}, {"last_refreshed": datetime.now(UTC) - timedelta(days=2)}]
+)
+def test_a_bundle_that_is_configured_no_more_has_no_dags(two, tmp_path, write_manifest, facts):
+    """It stays active where each DAG processor looks at one bundle alone."""
+    claimed(two, write_manifest, tmp_path)
+    with two.database() as session:
+        for name, value in facts.items():
+            setattr(session.get(DagBundleModel, "a"), name, value)
+    assert two.turn("b") == {}
+    assert two.has("same") == ("b", "0 5 * * *")
+
+
+def test_a_manifest_that_moves_to_another_bundle_takes_its_dag_along_when_runs_have_ended(
+    two, tmp_path, write_manifest
+):
+    write_manifest(tmp_path / "teams/a/x", "same", more="schedule: '0 3 * * *'\n")
+    two.turn("a", "b")
+    with two.open_run("same"):
+        (tmp_path / "teams/a/x").rename(tmp_path / "teams/b/x")
+        for names in ("b", "a", "ab"):
+            errors = two.turn(*names)
+            assert list(errors) == (["b: x/manifest.yml.py"] if "b" in names else [])
+            assert two.has("same")[0] == "a"
+        assert two.has("same")[1] != "0 3 * * *"  # no run begins by itself
+    assert two.turn("a", "b") == {}
+    assert two.has("same") == ("b", "0 3 * * *")
+    assert not stubs(two.bundles["a"])
+
+
+def test_no_dag_is_held_that_another_bundle_has(two, tmp_path, write_manifest):
+    """As releases before left it: who was parsed last had the DAG."""
+    write_manifest(tmp_path / "teams/a/x", "same")
+    write_manifest(tmp_path / "teams/b/x", "same", more="schedule: '0 5 * * *'\n")
+    two.turn("b")
+    (error,) = two.turn("a").values()
+    assert "is also claimed by x/manifest.yml of bundle b" in error
+    with two.open_run("same"):
+        (tmp_path / "teams/a/x/manifest.yml").unlink()
+        assert two.turn("a", "b") == {}
+        assert not stubs(two.bundles["a"])
+    assert two.turn("a", "b") == {}
+    assert two.has("same") == ("b", "0 5 * * *")
 
 
 @pytest.mark.parametrize("state", ["running", "queued"])

@@ -142,6 +142,20 @@ def test_an_unknown_scheme_is_no_path(call, command):
     assert "gs://bucket/prefix, s3://bucket/prefix or in a folder; http:// is neither" in err
 
 
+def test_a_store_without_keys_names_the_variables_that_have_them(call, monkeypatch, tmp_path):
+    """Not a connection: a command has none."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    code, _, err = call("production", "s3://models/digits")
+    assert code == 1
+    assert "Unable to locate credentials. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in err
+    assert "AWS_ENDPOINT_URL" in err
+
+
 def test_the_place_of_several_dags_results_names_them(call, tmp_path):
     for name in ("one", "two"):
         (tmp_path / "results" / name).mkdir(parents=True)

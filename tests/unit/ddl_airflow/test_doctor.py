@@ -29,6 +29,7 @@ def test_a_host_that_is_ready_has_open_boundaries_and_nothing_wrong(home, capsys
     said = capsys.readouterr().out
     assert "ok     mpirun: " in said and "Open MPI" in said
     assert "open   ranks' user: " in said and "Set [ddl] run_ranks_as" in said
+    assert "launcher, such as slurm, transform and evaluation run on this host" in said
     assert "wrong" not in said
 
 

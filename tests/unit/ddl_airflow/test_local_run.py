@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from airflow.sdk.exceptions import AirflowSkipException
 
 from ddl_airflow.core.connections import connection_of_environment
 from ddl_airflow.core.errors import ConnectionInvalid
@@ -343,6 +344,30 @@ def test_what_cannot_be_is_said_before_anything_is_made(call, manifest, tmp_path
     done = call(manifest("print(1)", more=more), *words)
     assert (done.returncode, said in done.stderr) == (1, True), done.stderr
     assert not (tmp_path / ".ddl-run").exists()
+
+
+def test_what_was_published_here_is_not_trained_again_by_a_schedule(
+    call, manifest, workspace, context_of
+):
+    """A run by hand has settings that the trigger form leaves out, and another number of tries."""
+    script = """
+        import os, sys
+        if sys.argv[1:]:
+            import tensorflow as tf
+            model = tf.Module()
+            model.same = tf.function(lambda x: {"y": x}, [tf.TensorSpec([None, 1])])
+            folder = os.environ["RESULT_DIR"] + "/model"
+            tf.saved_model.save(model, folder, signatures=model.same)
+    """
+    path = manifest(script, "python train.py; python train.py export")
+    done = call(path, "--publish")
+    assert done.returncode == 0, done.stderr
+    task = dag_from(load_manifest(path), path).get_task("stage_data")
+    context = context_of("small", **task.dag.params.dump())
+    context["dag_run"].run_type.value = "scheduled"
+    task.render_template_fields(context)
+    with pytest.raises(AirflowSkipException, match="those of small-by-hand-.* is nothing new"):
+        task.execute(context)
 
 
 def test_ranks_find_what_is_selected_and_unpacked(call, manifest, tmp_path):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 
 import pytest
@@ -8,11 +9,14 @@ from airflow.providers.smtp.notifications.smtp import SmtpNotifier
 from airflow.sdk.log import mask_secret
 from airflow.serialization.serialized_objects import DagSerialization
 
+from ddl_airflow.core.errors import ManifestInvalid
 from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.manifest.sections.notifications import SMTP_NOTIFIER
 from ddl_airflow.dag import BrokenManifest, ManifestProblem, dags_from
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.notifications import say_error
+
+HTTP_NOTIFIER = "airflow.providers.http.notifications.HttpNotifier"
 
 
 def dag_of(tmp_path, write_manifest, more):
@@ -83,6 +87,32 @@ def test_what_is_no_notifier_is_an_error_of_the_manifest(
     line = path.read_text().count("\n")
     assert f"manifest.yml:{line}: notifications.on_success[0]{field}: " in str(problem.value)
     assert said in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "right", "said"),
+    [
+        ("", "team_*", "'http_default' is not a connection for this manifest"),
+        ("http_conn_id: other", "team_*", "'other' is not a connection for this manifest"),
+        ("http_conn_id: team_hook", "team_*", ""),
+        ("", "http_default", ""),
+    ],
+)
+def test_a_connection_that_a_notifier_takes_by_itself_is_one_that_the_manifest_names(
+    tmp_path, write_manifest, monkeypatch, arguments, right, said
+):
+    rights = {"rights": {str(tmp_path): {"connections": [right]}}}
+    monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", json.dumps(rights))
+    http = f"notifier: {HTTP_NOTIFIER}, arguments: {{{arguments}}}"
+    more = f"notifications:\n  on_success:\n    - {{{http}}}\n    - a@b.c\n"
+    if not said:
+        assert dag_of(tmp_path, write_manifest, more).get_task("upload_results")
+        return
+    with pytest.raises(ManifestInvalid, match=said) as caught:
+        dag_of(tmp_path, write_manifest, more)
+    (issue,) = caught.value.issues  # none of the mail's smtp_default
+    assert issue.field == "notifications.on_success[0].arguments.http_conn_id"
+    assert issue.line
 
 
 def test_the_error_is_said_without_secrets():

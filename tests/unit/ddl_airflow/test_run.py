@@ -11,9 +11,11 @@ import subprocess
 import sys
 import textwrap
 import time
+import venv
 from contextlib import suppress
 from pathlib import Path
 
+import ddl_ops
 import pytest
 
 from ddl_airflow import run
@@ -109,6 +111,35 @@ def test_each_task_of_a_cluster_has_its_own_tf_config(tmp_path):
     tasks = sorted((task["type"], task["index"]) for task, *_ in said.values())
     assert tasks == [("master", 0), ("worker", 0), ("worker", 1)]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def ops_alone(tmp_path):
+    """A Python with what the wheel of ddl-ops has, and no ddl-airflow."""
+    python, site = tmp_path / "env" / "bin" / "python", tmp_path / "site" / "ddl_ops"
+    venv.create(python.parents[1], symlinks=True)
+    site.mkdir(parents=True)
+    for path in Path(ddl_ops.__file__).parent.iterdir():
+        (site / path.name).symlink_to(path)
+    (site / "launch").mkdir()
+    (site / "launch" / "ddl_airflow").symlink_to(Path(run.__file__).parent)
+    (packages,) = python.parents[1].glob("lib/python*/site-packages")
+    (packages / "ddl_ops.pth").write_text(f"{site.parent}\n")
+    return python
+
+
+def test_a_cluster_runs_where_there_is_ddl_ops_alone(ops_alone, tmp_path):
+    def ended(code: str, *words: str) -> tuple[int, str]:
+        call = [ops_alone, "-c", code, *words]
+        done = subprocess.run(
+            call, cwd=tmp_path, env=clean(), capture_output=True, text=True, timeout=within(30)
+        )
+        return done.returncode, done.stderr
+
+    assert ended("import ddl_airflow")[0] == 1
+    words = ("--tf-config", "master=1,worker=1", "python", "-c")
+    call = "import sys; from ddl_ops.run import main; sys.exit(main())"
+    assert ended(call, *words, "import os; os.environ['TF_CONFIG']") == (0, "")
 
 
 def test_exit_code_of_a_cluster_is_that_of_the_task_that_failed(tmp_path):
@@ -232,6 +263,35 @@ def test_the_last_line_says_which_rank_failed_and_why(tmp_path, script, code, sa
     assert re.fullmatch(f"ddl-run: {said}", done.stderr.splitlines()[-1]), done.stderr
     assert "\0" not in done.stderr
     assert "prterun" not in done.stderr
+
+
+def test_a_kill_after_a_probe_that_failed_is_said_to_be_one(tmp_path):
+    (tmp_path / "main.py").write_text(
+        "import os, time\n"
+        "if os.environ['OMPI_COMM_WORLD_RANK'] == '1': os.kill(os.getpid(), 9)\n"
+        "time.sleep(60)\n"
+    )
+    (tmp_path / "go.sh").write_text(
+        "python -c 'import no_such' 2> /dev/null || exec python main.py\n"
+    )
+    done = ddl_run("--np", "2", "sh", "go.sh", folder=tmp_path)
+    assert done.returncode == 137
+    assert re.match(r"ddl-run: rank 1 of 2 on \S+ was ended by SIGKILL ", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "hidden"), [("python main.py | cat", True), ("python main.py || python -c 0", False)]
+)
+def test_an_exception_that_the_callers_shell_hides_is_said(tmp_path, line, hidden):
+    (tmp_path / "main.py").write_text("raise ValueError('too small')\n")
+    done = ddl_run("--np", "2", "sh", "-c", line, folder=tmp_path)
+    assert done.returncode == 0  # which is the shell's
+    said = (
+        r"ddl-run: rank 0 of 2 on \S+ raised ValueError at main.py:1: too small. "
+        r"Its command ended with exit code 0 all the same: .*`set -o pipefail`.*"
+    )
+    notes = [one for one in done.stderr.splitlines() if one.startswith("ddl-run: ")]
+    assert len(notes) == hidden and all(re.fullmatch(said, one) for one in notes), done.stderr
 
 
 def test_what_the_launcher_says_is_shown_where_no_rank_started(tmp_path):
@@ -537,7 +597,21 @@ def test_ranks_that_trained_apart_are_told_so(written):
                 "source: {bucket: digits}}"
             },
             [],
-            "the data is of type s3, which only Airflow fetches. Give a folder that has it: --data",
+            "the data is of type s3, which ddl-run does not fetch. Use `ddl-airflow run`, or give "
+            "a folder that has it: --data DIR",
+        ),
+        *(
+            (
+                {"{path: ./data}}": f"{{path: ./data}}, {field}}}"},
+                [],
+                f"ddl-run reads data in place, without training_data_reference.{name}. Use "
+                "`ddl-airflow run`, or give a folder that has it as it is staged: --data DIR",
+            )
+            for name, field in (
+                ("unpack", "unpack: true"),
+                ("exclude", "exclude: ['*.tmp']"),
+                ("include", "include: ['*.npz']"),
+            )
         ),
         ({"name: a b": "key: {secret: true}"}, [], "secret: set PARAM_KEY in the environment"),
         (
@@ -561,6 +635,14 @@ def test_what_a_manifest_by_hand_needs_is_said(written, monkeypatch, capsys, cha
     assert caught.value.code == 2
     assert said in capsys.readouterr().err
     assert not (written / ".ddl-run").exists()
+
+
+def test_a_folder_that_is_given_is_the_data_as_it_is(written):
+    text = MANIFEST.replace("{path: ./data}}", "{path: ./no-such}, unpack: true, exclude: [x]}")
+    (written / "manifest.yml").write_text(text)
+    done = ddl_run("--manifest", "manifest.yml", "--data", "data", folder=written)
+    assert done.returncode == 0, done.stderr
+    assert str(written / "data") in done.stdout
 
 
 @pytest.mark.parametrize("blocking", [True, False])

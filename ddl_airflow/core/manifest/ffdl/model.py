@@ -189,7 +189,16 @@ class FfdlManifest(Section):
     data_stores: tuple[DataStore, ...] = Field(
         min_length=1,
         description="Where data comes from and results go; one.",
-        examples=[[{"id": "my-store", "type": "mount_cos"}]],
+        examples=[
+            [
+                {
+                    "id": "my-store",
+                    "type": "mount_cos",
+                    "training_data": {"container": "mnist-training-data"},
+                    "connection": {"conn_id": "my_s3"},
+                }
+            ]
+        ],
     )
     framework: FfdlFramework = Field(
         description="What runs.",

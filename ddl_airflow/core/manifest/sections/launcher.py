@@ -65,7 +65,8 @@ class Launcher(Section):
     )
     python: Text | None = Field(
         default=None,
-        description="Interpreter that `python` in the command means; by default Airflow's own.",
+        description="Interpreter that `python` in the command means; by default that of [ddl] "
+        "python, else Airflow's own; on Kubernetes the image's.",
         examples=["/opt/train/bin/python"],
     )
 
@@ -98,8 +99,20 @@ def compute_rules(table: Mapping[str, Compute]) -> tuple[Rule, ...]:
 
     def compute_is_known(at: str, launcher: Launcher, name: str) -> Findings:
         if launcher.slots is None and name not in table:
-            fix = f"{suggestion(name, table)} Or set launcher.slots to the ranks per node."
+            fix = (
+                f"{suggestion(name, table)} Or write name: gpu, or cpu, and set launcher.slots to "
+                "the ranks per node."
+            )
             yield Finding(at, f"{name[:40]!r} is not known", fix)
+
+    def its_gpus_are_known(at: str, launcher: Launcher, name: str) -> Findings:
+        if launcher.slots is not None and name not in table:
+            yield Finding(
+                at,
+                f"{name[:40]!r} is not known, so its ranks get no GPU",
+                "Write name: gpu if each rank needs one, or name: cpu; "
+                "launcher.slots says how many ranks a node has.",
+            )
 
     def there_are_as_many(at: str, name: str, nodes: int) -> Findings:
         there_are = table[name].nodes if name in table else None
@@ -109,5 +122,6 @@ def compute_rules(table: Mapping[str, Compute]) -> tuple[Rule, ...]:
     asked = "model_definition.execution.compute_configuration"
     return (
         Rule(("launcher", f"{asked}.name"), compute_is_known, warning=False),
+        Rule(("launcher", f"{asked}.name"), its_gpus_are_known, warning=True),
         Rule((f"{asked}.name", f"{asked}.nodes"), there_are_as_many, warning=False),
     )

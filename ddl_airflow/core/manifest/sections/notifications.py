@@ -21,6 +21,11 @@ _PASSWORD_IN_URL = re.compile(r"://[^\s/:@]{0,200}:[^\s/@]{1,200}@")
 # Arguments that a notifier takes for a path, which it opens as Airflow: SmtpNotifier's and
 # SesNotifier's files, SmtpNotifier's template, AppriseNotifier's attach.
 _FILE_NAME = re.compile(r"file|path|attach|template", re.I)
+# Those that say where to, in the place of the connection: SlackNotifier's base_url and proxy,
+# HttpNotifier's endpoint. Pictures and a queue of SQS are none.
+_PLACE_NAME = re.compile(
+    r"(?:^|_)(?<!icon_)(?<!queue_)(?<!avatar_)(?:url|proxy|host|endpoint)$", re.I
+)
 RULES: list[Rule] = []
 _rule = registering(RULES)
 
@@ -36,6 +41,11 @@ def _has_password(value: Any) -> bool:
     """Whether an argument is, or has among its items, an address with user and password."""
     texts = value if isinstance(value, tuple) else (value,)
     return any(isinstance(text, str) and _PASSWORD_IN_URL.search(text) for text in texts)
+
+
+def says_where_to(argument: str) -> bool:
+    """Whether an argument of a notifier, by its name, says where it sends to."""
+    return _PLACE_NAME.search(argument) is not None
 
 
 class Notification(Section):

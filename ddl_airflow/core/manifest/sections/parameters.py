@@ -193,7 +193,8 @@ def _parameter_findings(at: str, one: Parameter) -> Findings:
                 f"{at}.choices[{i}]", f"is not {_WORDS[kind]}, as the default is", _SAME_TYPE
             )
     if one.choices and one.default not in one.choices:
-        yield Finding(f"{at}.default", "is not among the choices", "Add it there.")
+        shown = ", ".join(map(repr, one.choices))
+        yield Finding(f"{at}.default", f"is not among the choices {shown[:200]}", "Add it there.")
     bounds = {"minimum": one.minimum, "maximum": one.maximum}
     given = {name: bound for name, bound in bounds.items() if bound is not None}
     if given and one.choices:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -80,6 +80,16 @@ class Connection(Section):
                 values[name] = text
         return values
 
+    def _texts(self) -> Iterator[tuple[str, str]]:
+        for name, value in self:
+            yield name, value.get_secret_value() if isinstance(value, SecretStr) else value or ""
+
+    def variables(self) -> Iterator[tuple[str, str]]:
+        """Each field that is a ``${NAME}``, and the variable's name."""
+        for name, text in self._texts():
+            if reference := REFERENCE.fullmatch(text):
+                yield name, reference[1]
+
     def resolve(
         self, environ: Mapping[str, str], may_read: Sequence[str] = MANIFEST_VARIABLES
     ) -> Credentials:
@@ -98,8 +108,7 @@ class Connection(Section):
             raise ConnectionInvalid(f"conn_id: {self.conn_id}: only Airflow knows its values.")
         values: dict[str, str] = {}
         wrong: list[str] = []
-        for name, value in self:
-            text = value.get_secret_value() if isinstance(value, SecretStr) else value or ""
+        for name, text in self._texts():
             if reference := REFERENCE.fullmatch(text):
                 variable = f"environment variable {reference[1]}"
                 if not _may_be_read(reference[1], may_read):

@@ -30,6 +30,7 @@ RETRYABLE = {
     "EvaluationError": False,
     "EvaluationInvalid": False,
     "QualityTooLow": False,
+    "FormOutdated": False,
     "NoSuchModel": False,
     "TimedOut": True,
     "SettingUnknown": False,

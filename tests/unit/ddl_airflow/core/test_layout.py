@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ddl_airflow.core.errors import FileRefused
 from ddl_airflow.core.layout import REMOVING, RunLayout, is_experiment, training_id
 
 RUN = "manual__2026-11-20T20:15:00.123456+00:00"
@@ -118,9 +119,7 @@ def test_a_training_starts_again_though_its_ranks_left_what_nobody_else_may_dele
     (trainer.place / "w").mkdir()
     os.chown(trainer.place / "w", trainer.uid, trainer.gid)
     layout = RunLayout(trainer.place / "w", "mnist", "mnist-1")
-    os.setegid(trainer.gid)
-    os.seteuid(trainer.uid)
-    try:
+    with trainer.acting():
         layout.create()
         for number in range(3):
             (layout.result / f"step-{number}").touch()
@@ -134,7 +133,60 @@ def test_a_training_starts_again_though_its_ranks_left_what_nobody_else_may_dele
             (kept / "private" / "file").touch()
             os.seteuid(trainer.uid)
         left = [path.name for path in layout.root.glob(".*")]
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
     assert len(left) == 2 and all(name.startswith(REMOVING) for name in left)
+
+
+@pytest.fixture
+def given(trainer):
+    """A run's layout whose ranks are that user's, and what a step has put into its folder."""
+    layout = RunLayout(trainer.place / "w", "mnist", "mnist-1", ranks_group=trainer.gid)
+    layout.create()
+    layout.open_to_ranks()
+    folder = layout.root / "fresh"
+    (folder / "lib").mkdir(parents=True)
+    for name in ("train.py", "lib/net.py"):
+        (folder / name).touch(mode=0o640)
+    return layout, folder
+
+
+def test_what_is_given_to_ranks_is_theirs_by_its_group(given, trainer):
+    layout, folder = given
+    (folder / "train.py").chmod(0o755)
+    layout.give_to_ranks(folder)
+    found = {path.name: path.stat() for path in (folder, *folder.rglob("*"))}
+    assert {one.st_gid for one in found.values()} == {trainer.gid}
+    modes = {name: stat.S_IMODE(one.st_mode) for name, one in found.items()}
+    assert modes == {"fresh": 0o2770, "lib": 0o2770, "train.py": 0o770, "net.py": 0o660}
+
+
+@pytest.mark.parametrize("plant", [os.symlink, os.link])
+@pytest.mark.parametrize("name", ["train.py", "lib/net.py"])
+def test_what_ranks_put_where_a_file_was_is_not_given_to_them(given, trainer, plant, name):
+    layout, folder = given
+    victim = trainer.place / "airflow.cfg"
+    victim.touch(mode=0o600)
+    before = victim.stat()
+    layout.give_to_ranks(folder)
+    with trainer.acting():  # a process that an ended step has left
+        (folder / name).unlink()
+        if plant is os.symlink:
+            plant(victim, folder / name)
+    if plant is os.link:  # nobody else may, where the kernel protects hard links
+        plant(victim, folder / name)
+    with pytest.raises(FileRefused, match=name):
+        layout.give_to_ranks(folder)
+    after = victim.stat()
+    assert (after.st_mode, after.st_gid) == (before.st_mode, before.st_gid)
+
+
+def test_nothing_of_a_folder_is_open_to_ranks_before_all_in_it_has_its_rights(given, monkeypatch):
+    layout, folder = given
+    order, chmod = [], os.fchmod
+
+    def noted(opened, mode):
+        order.append(Path(os.readlink(f"/proc/self/fd/{opened}")).name)
+        chmod(opened, mode)
+
+    monkeypatch.setattr(os, "fchmod", noted)
+    layout.give_to_ranks(folder)
+    assert order == ["net.py", "lib", "train.py", "fresh"]

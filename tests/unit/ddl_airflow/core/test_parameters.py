@@ -7,7 +7,6 @@ import pytest
 from ddl_airflow.core.errors import SettingInvalid, SettingUnknown
 from ddl_airflow.core.parameters import (
     check_settings,
-    differs_by_run,
     filled_in,
     parameter_environment,
     word_of,
@@ -32,20 +31,6 @@ from ddl_airflow.core.parameters import (
 def test_a_value_is_one_word_of_the_command(value, word):
     assert word_of(value) == word
     assert len(shlex.split(word)) == 1
-
-
-@pytest.mark.parametrize(
-    ("command", "differs"),
-    [
-        ("python train.py", False),
-        ("python train.py {{ params.epochs }} {{params['rate']}}", False),
-        ("python train.py --until {{ ds }}", True),
-        ("python train.py {{ params.epochs ~ ds }}", True),
-        ("python train.py {% if params.epochs %}-v{% endif %}", True),
-    ],
-)
-def test_a_command_differs_by_run_if_it_uses_more_than_parameters(command, differs):
-    assert differs_by_run(command) is differs
 
 
 @pytest.mark.parametrize("value", ["a\0b", "\ud800"])
@@ -81,3 +66,5 @@ def test_a_setting_that_no_form_has_is_named_with_the_nearest_one():
         check_settings(["nodes", "epoch"], ["epochs", "nodes"])
     with pytest.raises(SettingUnknown, match="There is: epochs, nodes."):
         check_settings(["xyz"], ["nodes", "epochs"])
+    with pytest.raises(SettingUnknown, match="'xyz' is not known. The manifest has no parameters."):
+        check_settings(["xyz"], [])

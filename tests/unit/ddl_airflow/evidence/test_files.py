@@ -317,7 +317,7 @@ def test_training_cannot_leave_evidence_of_its_own(training):
     forged.write_text("approved by nobody")
     place = folder(training.publish())
     assert "approved" not in (place / names.CARD).read_text()
-    assert any("has a file of ours of that name" in text for _, text in training.log)
+    assert any("of ours of that name" in text for _, text in training.log)
 
 
 @pytest.mark.parametrize("name", ["_SUCCESS", "_RETIRED", "lineage.json"])
@@ -326,7 +326,7 @@ def test_training_cannot_leave_a_marker_of_its_own(training, name):
     place = folder(training.publish())
     assert verify(FolderStore(place)).problems == {}
     assert name not in {file["key"] for file in record_of(place)["result"]["files"]}
-    assert any("has a file of ours of that name" in text for _, text in training.log)
+    assert any("of ours of that name" in text for _, text in training.log)
 
 
 def test_the_key_of_a_connection_signs_and_is_nowhere_afterwards(training, key, tmp_path):

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import subprocess
+import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -10,6 +15,8 @@ from ddl_airflow.core.errors import SettingInvalid, SubmitFailed
 from ddl_airflow.core.hosts import Host
 from ddl_airflow.launchers import elastic
 from ddl_airflow.launchers.elastic import Bounds, Pool, commit_folder, discovered
+from ddl_airflow.launchers.processes import marked
+from tests.limits import until, within
 
 
 class Hosts:
@@ -110,25 +117,41 @@ def test_hosts_that_come_or_go_are_seen_while_ranks_run(there, changes, monkeypa
                 pass
 
 
-def test_what_a_script_prints_are_the_hosts(tmp_path: Path):
-    def script(text: str) -> str:
-        path = tmp_path / "hosts script"
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o700)
-        return f"'{path}' word"
-
-    printed = "printf 'a:2\\n b\\n\\n'"
-    assert discovered(script(printed), 3) == [Host("a", 2), Host("b", 3)]
-    for text, said in (
+def test_what_a_script_prints_are_the_hosts(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # Without a line that says what runs it, as Horovod's guide has it; and started by a shell.
+    Path("hosts script").write_text("echo a:2\necho ' b'\necho\necho a:2\n")
+    Path("hosts script").chmod(0o700)
+    a, b = Host("a", 2), Host("b", 3)
+    assert discovered("'./hosts script'", 3) == [a, b]
+    assert discovered("'./hosts script' | grep a", 3) == [a]
+    assert discovered('"$PWD/hosts script" && echo b:3', 3) == [a, b]
+    for command, said in (
         ("echo no such cloud >&2; exit 3", "exit code 3. no such cloud"),
         ("echo a b", "'a b' is no host"),
-        ("echo a; echo a:2", "a is printed twice"),
+        ("echo a:1; echo a:2", "a is printed twice, with 1 and 2 slots"),
+        ("echo a; echo a:2", "a is printed twice, with 1 and 2 slots"),
     ):
         with pytest.raises(SubmitFailed, match=said):
-            discovered(script(text), 1)
-    for missing in (str(tmp_path / "none"), "'"):
-        with pytest.raises(SettingInvalid, match="--host-discovery-script"):
-            discovered(missing, 1)
+            discovered(command, 1)
+
+
+@pytest.mark.parametrize("command", ["./none", "'", "./plain"])
+def test_a_script_that_cannot_be_started_is_named(tmp_path: Path, monkeypatch, command: str):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain").touch(0o600)
+    with pytest.raises(SettingInvalid, match=f"--host-discovery-script {command}: .+"):
+        discovered(command, 1)
+
+
+def test_a_script_that_takes_too_long_is_ended_with_all_that_it_started(monkeypatch):
+    monkeypatch.setenv("DDL_TEST_SCRIPT", mark := uuid.uuid4().hex)
+    monkeypatch.setattr(elastic, "_SCRIPT_S", 0.2)
+    began = time.monotonic()
+    with pytest.raises(SubmitFailed, match="it takes longer than 0 s"):
+        discovered("sleep 60 | cat", 1)
+    assert time.monotonic() - began < within(20)
+    until(lambda: not marked("DDL_TEST_SCRIPT", mark), 20)
 
 
 def test_a_folder_of_commits_goes_with_a_training_that_has_ended(tmp_path: Path, monkeypatch):
@@ -149,7 +172,40 @@ def test_a_folder_of_commits_goes_with_a_training_that_has_ended(tmp_path: Path,
     with commit_folder(tmp_path, said.append) as mine:
         mine.done = True
     assert mine.folder == tmp_path / "mine" and mine.folder.is_dir()
-    assert mine.environment == {"CHECKPOINT_DIR": str(mine.folder)}
+    folder = str(mine.folder)
+    assert mine.environment == {"CHECKPOINT_DIR": folder, "DDL_COMMIT_LOCK": folder}
+    assert not list(mine.folder.iterdir())
+
+
+def test_one_job_at_a_time_commits_in_a_folder(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(elastic, "_LOCK_S", 0.0)
+    monkeypatch.setenv("CHECKPOINT_DIR", str(tmp_path))
+    who = rf"process {os.getpid()} on {os.uname().nodename}\. Give each job a CHECKPOINT_DIR of"
+    with commit_folder(tmp_path, print), pytest.raises(SettingInvalid, match=who):
+        commit_folder(tmp_path, print).__enter__()
+    (tmp_path / ".horovod-lock").write_text("of a job that was killed")
+    with commit_folder(tmp_path, print):
+        # What the job starts, and leaves, has not got it.
+        left = subprocess.Popen(["sleep", "60"], close_fds=False)
+    try:
+        with commit_folder(tmp_path, print):
+            pass
+    finally:
+        left.kill()
+        left.wait()
+
+
+def test_where_there_are_no_locks_that_is_said(tmp_path: Path, monkeypatch):
+    def missing(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    said: list[str] = []
+    monkeypatch.setattr(elastic.fcntl, "flock", missing)
+    monkeypatch.setenv("CHECKPOINT_DIR", str(tmp_path))
+    with commit_folder(tmp_path, said.append):
+        pass
+    (sentence,) = said
+    assert sentence.startswith(f"{tmp_path}: No locks available: the file system has no locks")
 
 
 def test_output_files_have_all_starts(tmp_path: Path):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ddl_airflow.core.errors import LaunchError
+from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobSpec, JobState
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
 from ddl_airflow.launchers.kubernetes import launcher as module
@@ -84,23 +84,26 @@ def server(monkeypatch):
     return one
 
 
+def job_in(folder: Path, job_id: str) -> JobSpec:
+    return JobSpec(
+        job_id=job_id,
+        command="python train.py",
+        nodes=1,
+        slots=1,
+        python="python",
+        folder=folder,
+        record_dir=folder / "records",
+        log_dir=folder / "logs",
+    )
+
+
 @pytest.fixture
 def handle_of(tmp_path: Path):
     for folder in ("records", "logs"):
         (tmp_path / folder).mkdir()
 
     def handle(job_id: str):
-        spec = JobSpec(
-            job_id=job_id,
-            command="python train.py",
-            nodes=1,
-            slots=1,
-            python="python",
-            folder=tmp_path,
-            record_dir=tmp_path / "records",
-            log_dir=tmp_path / "logs",
-        )
-        return KubernetesLauncher().expected(spec)
+        return KubernetesLauncher().expected(job_in(tmp_path, job_id))
 
     return handle
 
@@ -212,6 +215,96 @@ def test_what_a_killed_submission_left_is_removed_when_others_are_looked_at(serv
     assert server.deleted == [left, forgotten]
     server.refuses[left] = Refused(403, "", "no")
     assert KubernetesLauncher().status(handles[0]).state is JobState.RUNNING
+
+
+class FullServer(OneServer):
+    """One that makes objects, and takes a moment to remove them, with what they own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.objects |= {"TrainJob": [], "TrainingRuntime": []}
+        self.removing: list[str] = []
+
+    def has(self, _version: str) -> set[str]:
+        return {"trainjobs", "trainingruntimes"}
+
+    def create(self, namespace: str, one: dict) -> dict:
+        name = one["metadata"]["name"]
+        if self.read(namespace, one["kind"], name):
+            raise Refused(409, "AlreadyExists", f'{one["kind"]} "{name}" already exists')
+        about = {**one["metadata"], "uid": "0002-1", "creationTimestamp": ago(0)}
+        self.objects.setdefault(one["kind"], []).append(made := {**one, "metadata": about})
+        return made
+
+    def read(self, _namespace: str, kind: str, name: str) -> dict | None:
+        named = [one for one in self.objects.get(kind, ()) if one["metadata"]["name"] == name]
+        if named and name in self.removing and "deletionTimestamp" not in named[0]["metadata"]:
+            named[0]["metadata"]["deletionTimestamp"] = ago(0)
+        elif named and name in self.removing:
+            for left in self.objects.values():
+                left[:] = [one for one in left if not one["metadata"]["name"].startswith(name)]
+            self.removing.remove(name)
+            return None
+        return named[0] if named else None
+
+    def delete(self, namespace: str, kind: str, name: str, uid: str) -> None:
+        super().delete(namespace, kind, name, uid)
+        self.removing.append(name)
+
+
+@pytest.fixture
+def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """submitted(operator) -> the server, the launcher, and its second job of the same id."""
+
+    def submit(operator: str, condition: str = ""):
+        server = FullServer()
+        monkeypatch.setattr(module, "Cluster", lambda *_: server)
+        monkeypatch.setattr(module, "_LOOK_S", 0.01, raising=False)
+        launcher = KubernetesLauncher(image="trainer:1", operator=operator)
+        job = job_in(tmp_path, "one/train-1")
+        launcher.submit(launcher.render(job))
+        kind = "Job" if operator == "none" else "TrainJob"
+        (made,) = server.objects[kind]
+        if condition:
+            said = {"type": condition, "status": "True", "lastTransitionTime": ago(60)}
+            made["status"] = {"conditions": [said]}
+        for runtime in server.objects["TrainingRuntime"]:
+            runtime["metadata"]["ownerReferences"] = [{"kind": kind}]
+        return server, launcher, launcher.render(job)
+
+    return submit
+
+
+@pytest.mark.parametrize("operator", ["none", "trainer"])
+@pytest.mark.parametrize("condition", ["Complete", "Failed"])
+def test_a_run_made_again_under_its_id_is_in_no_way_of_what_the_first_left(
+    submitted, operator, condition
+):
+    """The first was deleted within keep_finished."""
+    server, launcher, again = submitted(operator, condition)
+    launcher.submit(again)
+    assert server.deleted == [name_of("one/train-1")]
+
+
+@pytest.mark.parametrize("operator", ["none", "trainer"])
+def test_a_job_that_runs_is_removed_for_none_of_its_id(submitted, operator):
+    server, launcher, again = submitted(operator)
+    with pytest.raises(SubmitFailed, match=r"already exists\. .* Wait for its end") as caught:
+        launcher.submit(again)
+    assert caught.value.retryable and server.deleted == []
+
+
+def test_a_job_that_is_being_removed_is_waited_for(submitted, monkeypatch):
+    server, launcher, again = submitted("none")
+    name = name_of("one/train-1")
+    server.removing.append(name)  # its run was deleted while it ran
+    launcher.submit(again)
+    assert server.deleted == []
+    server.read = lambda *_: {"metadata": {"deletionTimestamp": ago(0)}}
+    monkeypatch.setattr(module, "_REMOVED_S", 0.05)
+    with pytest.raises(SubmitFailed, match="is not gone"):
+        launcher.submit(again)
+    assert server.deleted == []
 
 
 class TokenServer(HTTPServer):

@@ -140,6 +140,18 @@ def test_exception_on_one_rank_is_recorded_and_blamed(job):
     assert (said["type"], said["file"], said["line"]) == ("ValueError", "main.py", 4)
 
 
+def test_exception_behind_a_pipe_is_blamed(job):
+    script = """
+        import os, time
+        if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+            raise ValueError("too small")
+        time.sleep(60)
+    """
+    one = job(script=textwrap.dedent(script), command="python main.py 2>&1 | tee out-$LEARNER_ID")
+    failure = one.start().wait(SOON_S).failure
+    assert (failure.rank, failure.exit_code, failure.exception) == (1, 1, "ValueError")
+
+
 def test_exception_in_a_library_is_placed_in_the_script(job):
     script = "import json\n\njson.loads('not json')\n"
     failure = job(script=script, nodes=1).start().wait(SOON_S).failure

@@ -231,9 +231,10 @@ def test_exit_code_of_the_rank_that_failed_by_itself_is_blamed(tmp_path):
     assert failure.permanent is False
 
 
+@pytest.mark.parametrize("error", ["FailedPreconditionError", "RankGoneError"])
 @pytest.mark.parametrize("died", [{"ended": 4.0, "exit_code": 137}, {}])
-def test_rank_that_died_is_blamed_not_one_that_saw_it_first(tmp_path, died):
-    failure = status_of(tmp_path, raised(3.9, "FailedPreconditionError"), died).failure
+def test_rank_that_died_is_blamed_not_one_that_saw_it_first(tmp_path, died, error):
+    failure = status_of(tmp_path, raised(3.9, error), died).failure
     assert failure.rank == 1
     assert "SIGKILL" in failure.reason
 

@@ -130,6 +130,8 @@ def test_the_tasks_of_a_cluster_run_so(job, trainer):
     one.spec = replace(one.spec, cluster=counted("worker=2"))
     assert one.start().wait(SOON_S).state is JobState.SUCCEEDED, one.said()
     assert [one.log(rank) for rank in (0, 1)] == [f"{trainer.uid} True\n"] * 2
+    # The ranks' Python need not have ddl-airflow.
+    assert "ddl_ops.tasks" in one.launcher.render(one.spec).argv
 
 
 ENDLESS = """

@@ -430,5 +430,18 @@ def test_a_script_that_ended_by_the_signal_before_its_shim_heard_of_it_made_room
     assert SlurmLauncher().conclude(handle, known).state is JobState.PREEMPTED
 
 
+@pytest.mark.parametrize("state", ["NODE_FAIL", "TIMEOUT"])
+def test_a_script_that_answers_slurms_signal_with_a_code_of_its_own_has_not_failed(handle, state):
+    """Its shim may hear of the signal after it: Slurm sends it to each process."""
+    handle.record_dir.mkdir(parents=True, exist_ok=True)
+    known = {"JobState": state, "JobName": handle.job_id}
+    record = {"rank": 0, "host": "n", "started": 1.0, "ended": 3.0, "exit_code": 3}
+    (handle.record_dir / "rank-0.json").write_text(json.dumps(record))
+    assert SlurmLauncher().conclude(handle, known).state is JobState.LOST
+    raised = {"t": 3.0, "type": "ValueError", "message": "", "file": ""}
+    (handle.record_dir / "rank-0.json").write_text(json.dumps(record | {"exception": raised}))
+    assert SlurmLauncher().conclude(handle, known).failure.exception == "ValueError"
+
+
 def test_a_job_that_is_to_wait_asks_slurm_to():
     assert "#SBATCH --begin=now+31\n" in SlurmLauncher().render(replace(SPEC, delay_s=30.2)).script

@@ -10,7 +10,10 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
+from contextlib import chdir
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -18,12 +21,17 @@ import pytest
 from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus
+from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.plan import TrainStep
 from ddl_airflow.launchers import preflight, remote, ssh
 from ddl_airflow.launchers.local import LocalLauncher
 from ddl_airflow.launchers.placement import Placement
 from ddl_airflow.launchers.remote import Ssh
 from ddl_airflow.launchers.ssh import SshLauncher
+from ddl_airflow.lineage.record import Run
+from ddl_airflow.steps.base import Site, StepContext
 from ddl_airflow.steps.job import RunningJob
+from ddl_airflow.steps.train import Train
 from tests.limits import until, within
 
 # Each host has a folder of its own in place of $WORK, if there is $WORK-HOST; and may be slow.
@@ -195,7 +203,7 @@ def test_a_training_whose_results_cannot_be_brought_has_not_succeeded(said, tmp_
     removed: list[str] = []
     monkeypatch.setattr(Placement, "_remove", lambda _, host: removed.append(host))
     monkeypatch.setattr(Placement, "_bring_logs", lambda *_: "")
-    monkeypatch.setattr(Placement, "_bring_results", lambda *_: "rsync: no space left")
+    monkeypatch.setattr(Placement, "_bring_results", lambda *_, **__: "rsync: no space left")
     status = status_at_end(launcher, handle)
     assert (status.state, status.permanent) == (JobState.LOST, False)
     assert "h0: what was saved there could not be brought: rsync: no space" in status.reason
@@ -295,6 +303,137 @@ def test_what_ended_well_is_not_asked_for_again(said, disks, tmp_path):
     Placement(Ssh(), replace(next_try(first, 2), hosts=("h1",), nodes=1), LOG).send()
 
 
+def test_a_checkpoint_that_was_half_written_on_its_host_is_not_gone_on_with(
+    said, disks, tmp_path, monkeypatch
+):
+    """The worker was killed while rank 0 saved; the next try brings it, and sends it to all."""
+    layout = RunLayout(tmp_path / "run", "digits", "digits-1")
+    layout.create()
+    (layout.code / "train.py").write_text("")
+    layout.staged.mkdir()
+    there = tmp_path / "run-h0" / layout.checkpoints.relative_to(layout.workspace)
+    there.mkdir(parents=True)
+    for step, folder in ((4, layout.checkpoints), (5, there)):
+        with zipfile.ZipFile(folder / f"model-{step}.keras", "w") as archive:
+            archive.writestr("model.weights.h5", str(step) * 1000)
+    os.truncate(there / "model-5.keras", 500)
+    (before := layout.records(1)).mkdir()
+    (before / "placed").write_text("h0\n")
+    sent = []
+
+    def submit(*_: object) -> None:
+        sent.extend(sorted(path.name for path in there.iterdir()))
+        raise SubmitFailed("enough")
+
+    monkeypatch.setattr(preflight, "look_at", lambda *_: [look("h0", sees=False)])
+    monkeypatch.setattr(SshLauncher, "submit", submit)
+    run = Run(dag_id="digits", run_id="one", type="manual", due=datetime.now(UTC))
+    site = Site(sys.executable, lambda _: None, lambda _: "")
+    context = StepContext(layout, run, LOG, site, try_number=2, tries=2)
+    asked = {"launcher": "ssh", "scheduler": {"hosts": ["h0"], "preflight": False}}
+    with pytest.raises(SubmitFailed, match="enough"):
+        Train(TrainStep(command="python train.py", **asked), context).run()
+    assert sent == ["model-4.keras"]
+    assert [path.name for path in layout.checkpoints.iterdir()] == ["model-4.keras"]
+    assert (layout.damaged / "model-5.keras").stat().st_size == 500
+    assert isinstance(context.job, RunningJob) and context.job._launcher.kind == "ssh"
+
+
+def all_end(
+    run: Path, job: JobSpec, placement: Placement, code: int = 0, *, damaged: bool = False
+) -> None:
+    """Has the ranks of a first try end so, each on its host, perhaps with records of no use."""
+    for rank, host in enumerate(job.hosts):
+        path = job.record_dir / f"rank-{rank}.json"
+        record = {"rank": rank, "host": host, "ended": 2.0, "exit_code": code}
+        there = run.with_name(f"{run.name}-{host}") / path.relative_to(run)
+        there.write_text("[]" if damaged else json.dumps(record))
+    launcher = SshLauncher(job.hosts)
+    handle = ended(launcher, job)
+    launcher._jobs[handle.number].placement = placement
+    status_at_end(launcher, handle)
+
+
+def test_what_a_script_has_removed_is_not_published(said, disks, tmp_path):
+    """As a training does that keeps its newest three checkpoints, and renames what is whole."""
+    job, placement = first_try(tmp_path / "run")
+    here, there = tmp_path / "run", tmp_path / "run-h0"
+    (there / "result" / "old").mkdir()
+    (there / "result" / "old" / "part").touch()
+    saved_in(there, "best", "model-1", "model-2", "tmp")
+    assert placement._bring_results("h0") == ""
+    assert saved_in(here) == ["best", "model-1", "model-2", "old", "tmp"]
+    shutil.rmtree(there / "result" / "old")
+    for name in ("model-1", "tmp"):
+        (there / "result" / name).unlink()
+    saved_in(there, "model-3")
+    # Until it has ended nobody knows whether what it saves next comes to be whole.
+    assert placement._bring_results("h0") == ""
+    assert {*saved_in(here)} >= {"model-1", "model-2", "model-3"}
+    (tmp_path / "run-h1" / "logs" / "rank-1.log").write_text("of the other host")
+    all_end(here, job, placement)
+    assert placement.missing == ""
+    assert saved_in(here) == ["best", "model-2", "model-3"]
+    assert (here / "logs" / "rank-1.log").read_text() == "of the other host"
+
+
+def test_what_a_try_that_failed_had_removed_stays(said, disks, tmp_path):
+    """It may have removed what was whole to write what is not."""
+    job, placement = first_try(tmp_path / "run")
+    saved_in(tmp_path / "run-h0", "model-1")
+    assert placement._bring_results("h0") == ""
+    (tmp_path / "run-h0" / "result" / "model-1").rename(tmp_path / "run-h0" / "result" / "model-2")
+    all_end(tmp_path / "run", job, placement, 1)
+    assert placement.missing == ""
+    assert saved_in(tmp_path / "run") == ["model-1", "model-2"]
+
+
+@pytest.mark.parametrize("left", ["no folder", "a file", "nothing", "a folder", "what fails"])
+def test_what_a_host_has_lost_stays_here(said, disks, tmp_path, left):
+    """Its disk was replaced, or unmounted, or cannot be read."""
+    job, placement = first_try(tmp_path / "run")
+    there = tmp_path / "run-h0" / "result"
+    saved_in(tmp_path / "run-h0", "model-1", "model-2")
+    assert placement._bring_results("h0") == ""
+    shutil.rmtree(there)
+    if left == "a file":
+        there.write_text("")
+    elif left != "no folder":
+        there.mkdir()
+    if left == "a folder":
+        (there / "checkpoints").mkdir()
+    elif left == "what fails":
+        saved_in(tmp_path / "run-h0", "model-2")
+        with chdir(there):
+            for _ in range(18):  # a longer path than rsync can send
+                os.mkdir("x" * 230)
+                os.chdir("x" * 230)
+    all_end(tmp_path / "run", job, placement)
+    assert {*saved_in(tmp_path / "run")} >= {"model-1", "model-2"}
+    assert bool(placement.missing) is (left not in ("nothing", "a folder"))
+
+
+def test_results_come_also_where_a_record_cannot_be_read(said, disks, tmp_path, monkeypatch):
+    monkeypatch.setattr("ddl_airflow.launchers.placement._LOGS_S", 60.0)  # it comes at the end
+    job, placement = first_try(tmp_path / "run")
+    saved_in(tmp_path / "run-h0", "model-1")
+    there = tmp_path / "run-h0" / job.record_dir.relative_to(tmp_path / "run")
+    with pytest.raises(LaunchError, match="no JSON object"):
+        all_end(tmp_path / "run", job, placement, damaged=True)
+    until(lambda: not there.exists(), 20)
+    assert saved_in(tmp_path / "run") == ["model-1"]
+
+
+def test_what_ends_the_bringing_is_said(said, disks, tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise OSError(36, "File name too long")
+
+    job, placement = first_try(tmp_path / "run")
+    monkeypatch.setattr(placement, "_bring_results", fails)
+    with pytest.raises(OSError, match="File name too long"):
+        all_end(tmp_path / "run", job, placement)
+
+
 def test_a_training_from_its_start_finds_no_results_of_before_on_a_host(said, disks, tmp_path):
     """Of a try whose host could not be asked to remove them."""
     job = job_in(tmp_path / "run")
@@ -322,7 +461,7 @@ def test_the_last_copy_waits_for_the_one_before(said, tmp_path, monkeypatch):
     monkeypatch.setattr("ddl_airflow.launchers.placement._RESULTS_S", 0.0)
     at_once, most = [], []
 
-    def bring(*_: object) -> str:
+    def bring(*_: object, **__: object) -> str:
         at_once.append(1)
         most.append(len(at_once))
         time.sleep(0.5)

@@ -196,6 +196,30 @@ def test_going_back_goes_on_going_back(results):
     assert rollback(results, "digits", "digits-3")["training_id"] == "digits-3"
 
 
+def test_one_that_only_the_history_still_has_is_gone_back_to(results, tmp_path):
+    """Twenty earlier ones are kept whole; the history goes further back."""
+    for number in range(4, 25):
+        place = published(results, tmp_path, f"digits-{number}")
+        point(results, "digits", PRODUCTION, place, {"accuracy": 0.95})
+    now = read_pointer(results, "digits", PRODUCTION)
+    assert "digits-1" not in {one["training_id"] for one in now["before"]}
+    assert "digits-1" in {event["training_id"] for event in now["history"]}
+    now = rollback(results, "digits", "digits-1", by="me", reason="it was better")
+    assert (now["training_id"], now["metrics"]) == ("digits-1", {"accuracy": 0.5})
+    assert now["due"] == "2026-11-20T20:15:00+00:00" and now["made_of"]["dataset"] == "d"
+    assert (now["history"][0]["event"], now["history"][0]["reason"]) == (
+        "rolled back",
+        "it was better",
+    )
+    left = now["before"][0]
+    assert (left["training_id"], left["withdrawn"]) == ("digits-24", True)
+    with pytest.raises(NoSuchModel, match="digits-1 is in production now"):
+        rollback(results, "digits", "digits-1")
+    published(results, tmp_path, "digits-99")
+    with pytest.raises(NoSuchModel, match="digits-99 was not in .*`ddl-airflow promote --to`"):
+        rollback(results, "digits", "digits-99")
+
+
 def test_results_that_were_moved_are_gone_back_from_and_promoted_as_before(results, tmp_path):
     copy = shutil.copytree(results.path, tmp_path / "moved", copy_function=shutil.copyfile)
     moved = FolderStore(copy)

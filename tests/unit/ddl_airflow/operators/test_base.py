@@ -17,13 +17,14 @@ from ddl_airflow.core.errors import JobLost, SourceMissing, StagingError, TimedO
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.plan import Step, TrainStep
-from ddl_airflow.lineage.record import write_part
+from ddl_airflow.lineage.record import fixed_run, write_part
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.operators.base import StepOperator, rank_python
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.site import training_of, workspace
 from ddl_airflow.steps import base
 from ddl_airflow.steps.base import StepTry, TransferLog
+from tests.unit.ddl_airflow.conftest import RUN_ID
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,6 +341,30 @@ def test_none_is_no_word_of_a_command(
         path.write_text(text.replace(template, other))
         dag = dag_from(load_manifest(path), path)
         assert run_task(dag.get_task("stage_data")).state == "success"
+
+
+def test_a_whole_number_with_a_point_is_a_whole_number(
+    tmp_path, workspace, write_manifest, run_task
+):
+    """JSON Schema, and so Airflow, takes 4.0 for an integer, also where it is sent as ``conf``."""
+    command = "python train.py --epochs {{ params.epochs }} --rate {{ params.rate }}"
+    more = "parameters: {epochs: {default: 3, minimum: 1}, rate: 0.5}\n"
+    script = "import os, sys\nprint(os.environ['PARAM_EPOCHS'], *sys.argv[1:])\n"
+    path = with_data(
+        write_manifest(tmp_path / "dags", "whole", f"'{command}'", more=more, script=script)
+    )
+    dag = dag_from(load_manifest(path), path)
+    conf = {"nodes": 2.0, "epochs": 4.0, "rate": 2.0, "attempts": 1.0}
+    for task_id in ("stage_data", "train"):
+        done = run_task(dag.get_task(task_id), conf=conf)
+        assert done.state == "success", done.error
+    layout = RunLayout(workspace, "whole", training_of("whole", RUN_ID))
+    for rank in (0, 1):
+        assert (layout.logs / f"rank-{rank}.log").read_text() == "4 --epochs 4 --rate 2.0\n"
+    kept = fixed_run(layout)["made_of"]["parameters"]
+    assert {name: repr(kept[name]) for name in conf} == {
+        **{"nodes": "2", "epochs": "4", "rate": "2.0", "attempts": "1"}
+    }
 
 
 def test_a_template_that_cannot_be_filled_in_is_not_tried_again(run_task, workspace):

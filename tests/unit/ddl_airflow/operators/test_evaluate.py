@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 
 import pytest
 from airflow.sdk import DAG
@@ -63,6 +64,14 @@ def evaluate(layout, store, context_of):
         return task.execute(context_of("digits"))
 
     return run
+
+
+@pytest.mark.parametrize("script", ["", "print('measured nothing')"])
+def test_whose_user_its_command_runs_as_is_said_where_it_has_one(evaluate, script, capsys):
+    with suppress(AirflowFailException):
+        evaluate(script)
+    said = "evaluate runs on this host as Airflow's own user: [ddl] run_ranks_as is not set"
+    assert (said in capsys.readouterr().out) is bool(script)
 
 
 def test_a_good_model_goes_on_and_its_metrics_into_the_lineage(evaluate, layout):

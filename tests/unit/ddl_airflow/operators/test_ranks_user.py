@@ -7,6 +7,7 @@ import os
 import stat
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -102,10 +103,11 @@ def mode(path: Path) -> int:
 
 
 @pytest.mark.parametrize("run", [0o022, 0o000, 0o077], indirect=True)
-def test_what_ranks_of_another_user_reach(run, trainer):
+def test_what_ranks_of_another_user_reach(run, trainer, capsys):
     dag, context, layout = run
     for name in ("stage_data", "train", "transform", "evaluate"):
         dag.get_task(name).execute(context)
+    assert "own user" not in capsys.readouterr().out
     seen = json.loads((layout.result / "seen-0").read_text())
     assert (seen["uid"], seen["data"]) == (trainer.uid, "done")
     assert set(seen["read"].values()) == {"PermissionError"}, seen
@@ -148,6 +150,32 @@ def test_a_run_that_is_tried_and_cleared_again_goes_on(run, context_of):
 
 
 @pytest.mark.parametrize("run", [0o022, 0o077], indirect=True)
+def test_scripts_have_their_rights_before_ranks_that_were_left_can_reach_them(run, monkeypatch):
+    """A killed train task leaves the run's folder open, and its ranks may live on."""
+    dag, context, layout = run
+    layout.create()
+    layout.open_to_ranks()
+    victim = layout.workspace / "airflow.cfg"
+    victim.touch(mode=0o600)
+    before, modes, replace = victim.stat(), [], Path.replace
+
+    def swapped(path, target):
+        moved = replace(path, target)
+        if target == layout.code:  # what a rank would do in it as soon as it may
+            modes.append(mode(layout.root))
+            target.chmod(0o2770)
+            (target / "evaluate.py").unlink()
+            (target / "evaluate.py").symlink_to(victim)
+        return moved
+
+    monkeypatch.setattr(Path, "replace", swapped)
+    with suppress(AirflowFailException):  # the script is a link by now
+        dag.get_task("stage_data").execute(context)
+    after = victim.stat()
+    assert (after.st_mode, after.st_gid) == (before.st_mode, before.st_gid)
+    assert modes == [0o700]
+
+
 def test_data_that_come_meanwhile_are_there_for_the_other_user(run, context_of, monkeypatch):
     folder = Path(run[0].get_task("stage_data").code)
     path, place = folder / "manifest.yml", "source: {path: ./data}\n"

@@ -22,6 +22,7 @@ from ddl_airflow.core.plan import (
     StageDataStep,
     StoreReference,
     TrainStep,
+    TransformStep,
     UploadResultsStep,
     plan,
 )
@@ -38,6 +39,7 @@ from ddl_airflow.operators.approve import ApproveOperator
 from ddl_airflow.operators.evaluate import EvaluateOperator
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
+from ddl_airflow.operators.transform import TransformOperator
 from ddl_airflow.operators.upload import UploadResultsOperator
 from ddl_airflow.site import training_of
 from ddl_airflow.storage.filesystem import FolderStore, alone_in
@@ -215,6 +217,52 @@ def test_what_an_earlier_version_of_ours_published_is_not_trained_again(
         task.execute(context)
     task.manifest = task.manifest | {"earlier_digests": []}
     assert task.execute(context) == said
+
+
+@pytest.mark.parametrize(
+    ("of_the_model", "of_the_run", "new"),
+    [
+        ({"attempts": 1, "dry_run": False}, {"attempts": 3}, False),
+        ({"experiment_id": None}, {}, False),
+        ({"experiment_id": "wide"}, {"experiment_id": None}, True),
+        ({"epochs": 3, "attempts": 1}, {"epochs": 4, "attempts": 1}, True),
+        # What the form leaves out is as the manifest has it.
+        ({"nodes": 2, "launcher": "local", "checkpoint": "latest"}, {}, False),
+        ({}, {"nodes": 2, "launcher": "local", "checkpoint": "latest"}, False),
+        ({"nodes": 1}, {"nodes": 2}, True),
+        ({"launcher": "slurm"}, {}, True),
+        ({"checkpoint": "100"}, {}, True),
+    ],
+)
+def test_settings_of_which_no_model_comes_are_nothing_new(
+    stage, layout, context_of, tmp_path, of_the_model, of_the_run, new
+):
+    task = published_to(stage(), tmp_path / "out")
+    train = TrainOperator(
+        task_id="train", dag=task.dag, step=TrainStep(command="python train.py", nodes=2)
+    )
+    task >> train >> TransformOperator(task_id="transform", dag=task.dag, step=TransformStep())
+    context = context_of("staging", **of_the_run)
+    context["dag_run"].run_type.value = "scheduled"
+    said = task.execute(context)
+    made_of = {"dataset": said["fingerprint"], "code": said["code"], "manifest": "m1"}
+    made_of |= {"parameters": of_the_model}
+    results = FolderStore(tmp_path / "out")
+
+    def check(why: str) -> None:
+        if new:
+            assert task.execute(context) == said
+        else:
+            with pytest.raises(AirflowSkipException, match=f"are those of {why}"):
+                task.execute(context)
+
+    reject(results, "staging", "staging-0", made_of, "by the boss")
+    check("a model that was rejected: staging-0, by the boss")
+    (tmp_path / "model").write_text("m")
+    done = publish({"model": tmp_path / "model"}, results, "staging-1")
+    point(results, "staging", LATEST, f"staging-1/{done.name}", {}, made_of=made_of)
+    check("staging-1")
+    assert read_pointer(results, "staging", LATEST)["made_of"] == made_of
 
 
 @pytest.fixture

@@ -8,8 +8,10 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.plan import TransformStep
 from ddl_airflow.lineage.record import write_part
+from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.operators.transform import TransformOperator
 from ddl_airflow.site import training_of
 from ddl_airflow.steps.transform import Transform
@@ -64,6 +66,20 @@ def test_a_model_of_an_earlier_try_is_not_taken_for_this_ones(transform, layout,
     with pytest.raises(AirflowFailException, match="wrote no SavedModel"):
         transform("print(1)", commands=["python export.py"]).execute(context_of("forming"))
     assert not layout.model.exists()
+
+
+def test_whose_user_it_runs_as_is_said_whatever_trains(
+    layout, context_of, write_manifest, tmp_path, monkeypatch, capsys
+):
+    """Slurm runs the training on other hosts, and none of what comes after it."""
+    monkeypatch.setattr(Transform, "_saved_model", lambda *words: {})
+    more = "launcher: {kind: slurm}\n"
+    path = write_manifest(tmp_path / "dags", "forming", "python a.py ; python export.py", more)
+    (layout.code / "export.py").write_text(textwrap.dedent(WRITES))
+    write_part(layout, "stage_data", {})
+    dag_from(load_manifest(path), path).get_task("transform").execute(context_of("forming"))
+    said = "transform runs on this host as Airflow's own user: [ddl] run_ranks_as is not set"
+    assert said in capsys.readouterr().out
 
 
 def test_own_command_that_writes_no_model_fails(transform, context_of):

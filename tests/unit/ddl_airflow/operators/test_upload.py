@@ -290,6 +290,27 @@ def test_links_out_of_the_training_are_not_published(trained, tmp_path, capsys):
     assert capsys.readouterr().out.count("is not published: it leads out") == 5
 
 
+@pytest.mark.parametrize(
+    "name", ["logs/rank-0.log", "logs", "experiment/events", "experiment", "code", "evidence"]
+)
+def test_results_that_are_called_as_something_of_ours_are_said_not_to_be_published(
+    trained, tmp_path, capsys, name
+):
+    dag, context, layout = trained
+    layout.logs.mkdir(exist_ok=True)
+    (layout.logs / "rank-0.log").write_text("ours")
+    (layout.experiment / "events").write_text("ours")
+    own = layout.result / name
+    own.parent.mkdir(exist_ok=True)
+    own.write_text("the script's")
+    (layout.result / "logs-of-mine").write_text("published")
+    dag.get_task("upload_results").execute(context)
+    published = [path for path in (tmp_path / "dags" / "results").rglob("*") if path.is_file()]
+    assert "the script's" not in {path.read_text(errors="replace") for path in published}
+    assert {"rank-0.log", "events", "logs-of-mine"} <= {path.name for path in published}
+    assert re.search(f"{name}' is not published: .* of ours of that name", capsys.readouterr().out)
+
+
 def test_what_the_ranks_user_keeps_private_is_named_and_what_may_be_of_the_model_not_left_out(
     trained, tmp_path, monkeypatch, capsys
 ):

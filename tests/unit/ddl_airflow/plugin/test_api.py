@@ -175,6 +175,66 @@ def test_who_may_not_read_a_dags_logs_sees_nothing_of_it(workspace, monkeypatch)
     assert client.get("/rights/others").json() == {"trigger": False, "approve": False}
 
 
+@pytest.mark.parametrize("teams", [True, False])
+def test_with_teams_a_dag_that_is_deleted_is_nobodys(
+    workspace, monkeypatch, airflow_database, teams
+):
+    """With Airflow's own checks over its database: of no DAG it takes no team for any team."""
+    from airflow.api_fastapi import app as airflows
+    from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+    from airflow.api_fastapi.core_api import security
+    from airflow.models import DagModel
+    from airflow.models.dag import clear_team_name_cache
+    from airflow.models.dagbundle import DagBundleModel
+    from airflow.models.team import Team
+    from fastapi.testclient import TestClient
+    from sqlalchemy import delete
+
+    from ddl_airflow.core.layout import RunLayout
+    from ddl_airflow.lineage.record import fix_run
+    from ddl_airflow.plugin import api
+    from ddl_airflow.site import training_of
+
+    monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", str(teams))
+    monkeypatch.setenv("AIRFLOW__API__SECRET_KEY", "of this site")
+    for place in (airflows, security):
+        monkeypatch.setattr(place, "get_auth_manager", SimpleAuthManager)
+    layout = RunLayout(workspace, "secret", training_of("secret", "run"))
+    layout.create()
+    fix_run(layout, "run", {}, {})
+    (layout.logs / "rank-0.log").write_text("team a's words")
+    with airflow_database() as session:
+        bundle = DagBundleModel(name="of-a")
+        bundle.teams = [Team(name="a")] if teams else []
+        session.add_all([bundle, Team(name="b")])
+        session.flush()
+        session.add(DagModel(dag_id="secret", bundle_name="of-a", fileloc="x"))
+    monkeypatch.setattr(api.TensorBoards, "start", lambda *_: None)
+    app = api.app()
+    client = TestClient(app)
+    paths = ("about/{}", "curves/{}", "graph/{}", "log/0/{}", "log-part/0/{}", "tensorboard-of/{}")
+
+    def shown_to(team):
+        user = SimpleAuthManagerUser(username=f"of {team}", role="user", teams=[team])
+        app.dependency_overrides[security.get_user] = lambda: user
+        said = set()
+        for path in (*paths, "log-lines/0/{}?words=s"):
+            ask = client.post if path.startswith("tensorboard") else client.get
+            said.add(ask("/" + path.format("secret/run")).status_code)
+        listed = [line["dag_id"] for line in client.get("/trainings").json()["trainings"]]
+        return said, listed, client.get("/rights/secret").json()["trigger"]
+
+    assert shown_to("a") == ({200}, ["secret"], True)
+    if teams:
+        assert shown_to("b") == ({403}, [], False)
+    with airflow_database() as session:
+        session.execute(delete(DagModel))
+    clear_team_name_cache()  # after half a minute
+    for team in ("a", "b"):
+        assert shown_to(team) == (({404}, [], False) if teams else ({200}, ["secret"], True))
+
+
 def test_a_browser_runs_the_pages_own_script_only(workspace):
     from fastapi.testclient import TestClient
 

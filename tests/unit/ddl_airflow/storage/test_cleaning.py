@@ -130,6 +130,22 @@ def test_folders_that_no_path_reaches_stop_nobodys_cleaning(run, tmp_path):
     assert not wide.exists() and "next" not in left(tmp_path)
 
 
+def test_folders_that_ranks_keep_private_stop_nobodys_cleaning(run, tmp_path, monkeypatch):
+    """Ranks of another user may have put one of their own in place of ``checkpoints``."""
+    private = run("a-private").checkpoints
+    run("b-next")
+    scandir = os.scandir
+
+    def refusing(path="."):
+        if not isinstance(path, int) and os.fspath(path) == str(private):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    list(clean_workspace(tmp_path, KEEP))
+    assert left(tmp_path) == []
+
+
 LEFT = (".code-abc", ".ddl-part-abc", ".removing-abc")
 
 

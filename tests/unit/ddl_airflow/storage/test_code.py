@@ -265,9 +265,7 @@ def test_scripts_are_taken_again_though_ranks_left_what_nobody_else_may_delete(s
     run = trainer.place / "run"
     run.mkdir()
     os.chown(run, trainer.uid, trainer.gid)
-    os.setegid(trainer.gid)
-    os.seteuid(trainer.uid)
-    try:
+    with trainer.acting():
         snapshot(source, run / "code")
         os.seteuid(0)
         (run / "code" / "private").mkdir(mode=0o700)
@@ -275,9 +273,6 @@ def test_scripts_are_taken_again_though_ranks_left_what_nobody_else_may_delete(s
         (source / "train.py").write_text("mended\n")
         os.seteuid(trainer.uid)
         taken = snapshot(source, run / "code")
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
     assert taken.files == ("lib/net.py", "train.py")
     assert (run / "code" / "train.py").read_text() == "mended\n"
     assert not (run / "code" / "private").exists()

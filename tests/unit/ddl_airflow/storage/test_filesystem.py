@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import resource
+import stat
 import subprocess
 import threading
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,16 @@ from ddl_airflow.core.errors import (
     TransferCorrupt,
 )
 from ddl_airflow.core.selection import Selection
-from ddl_airflow.storage.filesystem import FolderStore, alone_in, lock_of, os_errors, paths_below
+from ddl_airflow.storage import filesystem
+from ddl_airflow.storage.filesystem import (
+    FolderStore,
+    _unlink_lock,
+    alone_in,
+    lock_of,
+    os_errors,
+    paths_below,
+)
+from tests.limits import within
 
 
 def ignore(nbytes):
@@ -130,11 +142,117 @@ def test_a_lock_that_is_a_link_makes_no_file_elsewhere(tmp_path):
     store = FolderStore(tmp_path / "results")
     assert store.put_if("latest.json", b"1", None)
     lock = tmp_path / "results/.ddl-part-lock-latest.json"
-    lock.unlink()
     lock.symlink_to(tmp_path / "made")
     with pytest.raises(StagingError, match=r"latest\.json"):
         store.put_if("latest.json", b"2", store.read_version("latest.json")[1])
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_of_many_who_put_one_that_is_new_one_does(tmp_path, monkeypatch, links):
+    def refuse(*_, **__):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not links:  # as on a disk with a file system of Windows
+        monkeypatch.setattr(os, "link", refuse)
+    store = FolderStore(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        done = list(pool.map(lambda n: store.put_if("a/x.json", b"%d" % n, None), range(32)))
+    assert done.count(True) == 1
+    assert store.read_bytes("a/x.json") == b"%d" % done.index(True)
+    store.delete(["a/x.json"])
+    assert not (tmp_path / "a").exists()
+
+
+def test_each_change_follows_the_one_before_though_the_file_is_removed_meanwhile(tmp_path):
+    store, wanted = FolderStore(tmp_path), 200
+
+    def change(_):
+        while True:
+            body, version = store.read_version("x.json") or (b"0", None)
+            if store.put_if("x.json", b"%d" % (int(body) + 1), version):
+                return
+
+    over = threading.Event()
+
+    def remove_locks():
+        while not over.is_set():
+            _unlink_lock(".ddl-part-lock-x.json", folder)
+
+    folder = os.open(tmp_path, os.O_RDONLY)
+    with ThreadPoolExecutor(5) as pool:
+        removing = pool.submit(remove_locks)
+        list(pool.map(change, range(wanted), timeout=within(60)))
+        over.set()
+        removing.result()
+    os.close(folder)
+    assert store.read_bytes("x.json") == b"%d" % wanted
+    assert not [
+        path for path in tmp_path.iterdir() if path.name not in ("x.json", ".ddl-part-lock-x.json")
+    ]
+
+
+def test_a_lock_that_others_remove_and_make_again_is_not_removed_by_its_name(tmp_path, monkeypatch):
+    store, took, held = FolderStore(tmp_path), filesystem._took_lock, ExitStack()
+    store.put_if("x", b"1", None)
+    store.put_if("x", b"2", store.read_version("x")[1])
+    name, folder = ".ddl-part-lock-x", os.open(tmp_path, os.O_RDONLY)
+
+    def meanwhile(lock, how=fcntl.LOCK_EX):
+        monkeypatch.setattr(filesystem, "_took_lock", took)
+        _unlink_lock(name, folder)
+        held.enter_context(store._replacing(tmp_path / "x"))
+        return took(lock, how)
+
+    monkeypatch.setattr(filesystem, "_took_lock", meanwhile)
+    _unlink_lock(name, folder)
+    os.close(folder)
+    with held, (tmp_path / name).open("rb") as lock:
+        assert not took(lock.fileno())
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(errno.EIO, StagingError), (errno.EBADF, AccessDenied)]
+)
+def test_a_lock_that_cannot_be_had_is_said(tmp_path, monkeypatch, number, error):
+    store = FolderStore(tmp_path)
+    store.put_if("x", b"1", None)
+
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(error, match=r"\.ddl-part-lock-x: "):
+        store.put_if("x", b"2", store.read_version("x")[1])
+
+
+def test_a_link_to_nowhere_is_replaced(tmp_path):
+    (tmp_path / "x").symlink_to("nowhere")
+    store = FolderStore(tmp_path)
+    assert store.read_version("x") is None and store.put_if("x", b"1", None)
+    assert store.read_bytes("x") == b"1"
+
+
+def test_who_may_replace_a_file_may_lock_it(tmp_path, monkeypatch):
+    """Of a folder that a group shares, whose members have the umask 022."""
+    (results := tmp_path / "results").mkdir()
+    results.chmod(0o2775)
+    store, lock = FolderStore(results), results / ".ddl-part-lock-x.json"
+    version = None
+    for body in (b"1", b"2"):
+        assert store.put_if("x.json", body, version)
+        version = store.read_version("x.json")[1]
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o664
+    # One of an earlier version of ours.
+    opened = os.open
+
+    def as_another(path, flags, *words, **named):
+        if path == lock.name and flags & os.O_WRONLY:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return opened(path, flags, *words, **named)
+
+    monkeypatch.setattr(os, "open", as_another)
+    assert store.put_if("x.json", b"3", version)
 
 
 def test_links_of_the_sites_own_go_on_working(tmp_path):
@@ -145,8 +263,8 @@ def test_links_of_the_sites_own_go_on_working(tmp_path):
     (tmp_path / "results").symlink_to(disk)
     (disk / "road").symlink_to(other)
     (disk / "b").symlink_to("a")
-    for within in ([disk, other], None):
-        store = FolderStore(tmp_path / "results", within=within)
+    for places in ([disk, other], None):
+        store = FolderStore(tmp_path / "results", within=places)
         store.put_bytes("a", b"1")
         store.at("run").put_bytes("deep/er/c", b"2")
         assert store.put_if("road/latest.json", b"3", None)
@@ -359,7 +477,9 @@ def test_a_file_system_without_locks_is_said_and_written_to(tmp_path, monkeypatc
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", flock)
-    assert FolderStore(tmp_path).put_if("p", b"1", None)
+    store = FolderStore(tmp_path)
+    assert store.put_if("p", b"1", None)
+    assert store.put_if("p", b"2", store.read_version("p")[1])
     assert "locks no files for this host: of two processes" in caplog.text
 
 

@@ -276,6 +276,27 @@ def test_what_boto3_is_refused_as_well_is_asked_for_twice_once(endpoint_url, ope
             assert len(proxy.asked) == 1
 
 
+def test_answers_that_pass_are_no_reason_to_give_up(endpoint_url, opened, tmp_path):
+    """Amazon's, with a status of what never passes, where a connection stood still."""
+    content, path = bytes(PIECE), tmp_path / "f.part"
+    (source := tmp_path / "source").write_bytes(content)
+    with FaultyProxy(endpoint_url, {}, lambda *_: True) as proxy:
+        store = opened(proxy.endpoint_url)
+        (one,) = [obj for obj in store.list() if obj.key == "a"]
+        store.put_bytes("more/small", b"small")
+        for work in (
+            lambda: store.get(one, path, ignore),
+            lambda: store.read_bytes("a"),
+            lambda: store.put_bytes("more/small", b"other"),
+            lambda: store.put(source, "more/l", hashlib.sha256(content).hexdigest(), ignore),
+        ):
+            proxy.begin({0: "request timeout"})
+            work()
+            assert proxy.placed == 1
+        assert path.read_bytes() == b"a" and store.read_bytes("more/small") == b"other"
+        store.delete(["more/small", "more/l"])
+
+
 def test_what_is_unusual_is_left_to_boto3(opened, monkeypatch):
     client = opened()._client
     assert connections_of(client) is not None

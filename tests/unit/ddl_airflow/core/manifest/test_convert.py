@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ddl_airflow.core.compute import COMPUTE, Compute
 from ddl_airflow.core.manifest.convert import converted, rewritten
 from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
 from ddl_airflow.core.plan import Plan, StoreReference, plan
@@ -37,9 +38,10 @@ def _without_keys(steps: Plan) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_converted_manifest_gives_the_same_plan(path: Path) -> None:
-    before = load_manifest(path)
+    kinds = {**COMPUTE, "site-special": Compute("site-special", 2, gpu=False)}
+    before = load_manifest(path, compute=kinds)
     text = converted(before)
-    after = load_manifest_text(text, path.name)
+    after = load_manifest_text(text, path.name, kinds)
     assert _without_keys(plan(after, path)) == _without_keys(plan(before, path))
     assert (after.digest, after.dialect, after.warnings) == (before.digest, "wml", ())
     assert (after.retries, after.schedule) == (before.retries, before.schedule)

@@ -181,7 +181,8 @@ def test_every_scalar_may_be_replaced_by_any_other_kind() -> None:
     lines = _text("full").splitlines()
     for i, line in enumerate(lines):
         name, colon, _ = line.partition(": ")
-        for value in ("", "[]", "{}", "[1]", "{a: 1}", "3", "-1", "true", "~", "2024-01-01", '""'):
+        # Others: test_schema.py, test_who_is_refused_by_the_schema_is_refused_by_us.
+        for value in ("", "[1]", "2024-01-01"):
             text = "\n".join([*lines[:i], f"{name}: {value}", *lines[i + 1 :]])
             if colon:
                 try:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from ddl_airflow.core.compute import Compute
 from ddl_airflow.core.errors import ConnectionInvalid
 from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
@@ -60,7 +61,9 @@ def test_literal_keys_warn_and_are_never_shown() -> None:
     assert connection is not None
     shown = f"{manifest!r}{manifest}{manifest.model_dump_json()}{connection.resolve({})!r}"
     assert "not/A+real=key" not in shown and "0123456789" not in shown
-    assert not _load("full").warnings and not _load("conn_id").warnings
+    kinds = {"site-special": Compute("site-special", 2, gpu=False)}
+    full = load_manifest(VALID / "full.yml", compute=kinds)
+    assert not full.warnings and not _load("conn_id").warnings
 
 
 def test_full_manifest_has_everything() -> None:

@@ -40,7 +40,7 @@ def found(tmp_path):
         return {one.field: f"{one.message} {one.fix}" for one in beyond_of(path, rights)}
 
     def beyond_of(path: Path, rights: Rights | None):
-        return list(beyond(load_manifest(path), path.parent, rights))
+        return list(beyond(load_manifest(path), path.parent, rights, lambda notifier: {}))
 
     return find
 
@@ -61,11 +61,17 @@ def test_the_nearest_folder_above_says_what_holds(tmp_path):
     setting = table(
         **{
             str(tmp_path / "dags"): {"connections": ["common"]},
-            str(near.parent): {"connections": ["team_*"], "paths": ["/data/team"]},
+            str(near.parent): {
+                "connections": ["team_*"],
+                "paths": ["/data/team"],
+                "variables": ["TEAM_*"],
+            },
             str(tmp_path / "dags" / "team-b"): None,
         }
     )
-    assert rights_of(setting, near) == Rights(("team_*",), (Path("/data/team"),))
+    assert rights_of(setting, near) == Rights(
+        ("team_*",), (Path("/data/team"),), variables=("TEAM_*",)
+    )
     assert rights_of(setting, tmp_path / "dags" / "other").connections == ("common",)
     assert rights_of(setting, tmp_path / "dags" / "team-b") == Rights()
     assert rights_of(setting, tmp_path) == Rights()
@@ -105,6 +111,31 @@ def test_connections_are_those_of_the_list(found):
     )
 
 
+KEYS = """{{type: s3, source: {{bucket: some-bucket}}, connection: {{{}
+  access_key_id: "${{S3_ACCESS_KEY_ID}}", secret_access_key: "${{TEAM_KEY}}"}}}}"""
+
+
+def test_variables_are_those_of_the_list(found):
+    """Who may name a variable beside an endpoint may have its value sent there."""
+    data = KEYS.format('endpoint_url: "http://guest-host",')
+    at = "training_data_reference.connection"
+    said = found(Rights(), data=data)
+    assert list(said) == [f"{at}.access_key_id", f"{at}.secret_access_key"]
+    assert said[f"{at}.access_key_id"] == (
+        "${S3_ACCESS_KEY_ID} is not a variable for this manifest Its variables: none. Or ask the "
+        "site's administrator for the right ([ddl] manifest_rights)."
+    )
+    assert list(found(Rights(variables=("S3_*",)), data=data)) == [f"{at}.secret_access_key"]
+    assert found(Rights(variables=("TEAM_KEY", "S3_*")), data=data) == {}
+    assert found(Rights(variables=("*",)), data=data) == {}
+    assert found(None, data=data) == {}
+    data = KEYS.format('endpoint_url: "${S3_ENDPOINT_URL}", region_name: "${team_key}",')
+    said = found(Rights(variables=("TEAM_KEY", "S3_*_*")), data=data)
+    assert list(said) == [f"{at}.region_name"]
+    results = data.replace("source", "target")
+    assert f"{at.replace('data', 'results')}.endpoint_url" in found(Rights(), results=results)
+
+
 def test_files_of_a_launcher_are_in_its_folders(found, tmp_path):
     more = "launcher: {{kind: ssh, hostfile: {}, ssh_config: {}}}"
     key = more.format("/root/.ssh/id_rsa", "/etc/ddl/ssh_config")
@@ -124,6 +155,23 @@ def test_so_are_those_of_notifiers(found, conn_id):
     )
     (said,) = found(Rights(("team_*",)), more=more)
     assert said == "notifications.on_failure[0].arguments.smtp_conn_id"
+
+
+@pytest.mark.parametrize(
+    ("argument", "allowed"),
+    [
+        *((name, False) for name in ("base_url", "proxy", "host", "endpoint", "smtp_host")),
+        *((name, True) for name in ("icon_url", "avatar_url", "queue_url", "ghost", "text")),
+    ],
+)
+def test_where_a_notifier_sends_to_is_said_by_its_connection(found, argument, allowed):
+    """What the connection holds, a token for one, would be sent to whom the manifest names."""
+    slack = "airflow.providers.slack.notifications.slack.SlackNotifier"
+    arguments = f"{{slack_conn_id: team_slack, {argument}: 'http://guest-host'}}"
+    more = f"notifications: {{on_success: [{{notifier: {slack}, arguments: {arguments}}}]}}"
+    said = found(Rights(("team_*",)), more=more)
+    assert list(said) == ([] if allowed else [f"notifications.on_success[0].arguments.{argument}"])
+    assert found(None, more=more) == {}
 
 
 def test_so_are_those_of_secret_parameters(found):

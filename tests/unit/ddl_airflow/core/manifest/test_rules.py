@@ -9,6 +9,7 @@ from pkgutil import iter_modules
 
 import pytest
 
+from ddl_airflow.core.compute import Compute
 from ddl_airflow.core.errors import ManifestInvalid
 from ddl_airflow.core.manifest import sections
 from ddl_airflow.core.manifest.load import load_manifest_text, redacted_text
@@ -266,6 +267,26 @@ def test_compute_must_be_known_unless_slots_are_given() -> None:
     assert _fields("full", "  slots: 2\n", "") == [field]
     assert _fields("folders", "cpu2", "v100x4") == []
     assert _fields("folders", "cpu2", "cpu3") == [field]
+
+
+@pytest.mark.parametrize(
+    ("name", "warned"), [("a100x8", True), ("gpu", False), ("cpu", False), ("v100x4", False)]
+)
+def test_that_ranks_on_a_kind_of_node_that_is_not_known_get_no_gpu_is_said(
+    name: str, warned: bool
+) -> None:
+    text = (VALID / "folders.yml").read_text(encoding="utf-8")
+    text = f"{text.replace('cpu2', name)}launcher: {{kind: local, slots: 8}}\n"
+    manifest = load_manifest_text(text, "m.yml")
+    assert manifest.slots == 8
+    assert manifest.compute.gpu == name.startswith(("gpu", "v100"))
+    found = [issue for issue in manifest.warnings if "GPU" in issue.message]
+    assert [issue.field for issue in found] == (
+        ["model_definition.execution.compute_configuration.name"] if warned else []
+    )
+    assert all("Write name: gpu" in issue.fix for issue in found)
+    known = {name: Compute(name, 8, gpu=False)}
+    assert not load_manifest_text(text, "m.yml", known).warnings
 
 
 @pytest.mark.parametrize(

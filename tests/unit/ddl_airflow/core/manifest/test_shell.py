@@ -9,7 +9,7 @@ import tempfile
 import time
 
 import pytest
-from ddl_ops.rank import command_argv
+from ddl_ops.command_line import command_argv
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import SandboxedEnvironment

@@ -4,7 +4,12 @@ import time
 
 import pytest
 
-from ddl_airflow.core.manifest.templates import OF_A_NOTIFICATION, is_template, strange_names
+from ddl_airflow.core.manifest.templates import (
+    OF_A_NOTIFICATION,
+    differs_by_run,
+    is_template,
+    strange_names,
+)
 
 
 @pytest.mark.parametrize(
@@ -122,3 +127,26 @@ def test_no_other_file_is_taken_in(text):
 
 def test_a_command_without_marks_is_no_template():
     assert not is_template("python train.py --map '{a: 1}' && echo ${x}")
+
+
+@pytest.mark.parametrize(
+    ("command", "differs"),
+    [
+        ("python train.py", False),
+        ("python train.py {{ params.epochs }} {{params['rate']}}", False),
+        ("python train.py {{ params.epochs | int }} {{- params.rate -}}", False),
+        ("python train.py {{ params.part or 'all' }} {{ params.epochs * 2 }}", False),
+        ("python train.py {% if params.epochs %}-v{% endif %}{# as it was #}", False),
+        ("python train.py {% for one in params.parts %}{{ one ~ loop.index }} {% endfor %}", False),
+        ("python train.py --until {{ ds }}", True),
+        ("python train.py {{ params.epochs ~ ds }}", True),
+        ("python train.py {{ params.until | default(ds) }}", True),
+        ("python train.py {% if params.epochs %}{{ run_id }}{% endif %}", True),
+        ("python train.py {{ macros.datetime.now() }}", True),
+        ("python train.py {{ dag_run.conf.get('day') or 'all' }}", True),
+        ("python train.py {% for one in params.parts %}{{ ts }}{% endfor %}", True),
+        ("python train.py {{ params.epochs", True),
+    ],
+)
+def test_a_command_differs_by_run_if_it_uses_more_than_parameters(command, differs):
+    assert differs_by_run(command) is differs

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddl_airflow.core.manifest import values
-from ddl_airflow.core.manifest.document import Plain
+from ddl_airflow.core.manifest.document import Plain, read_document
 
 _PIECES = st.sampled_from(
     [
@@ -59,3 +61,17 @@ def test_what_an_unquoted_value_of_open_type_is(written, read):
     value = values._value(Plain(written))
     assert (value, type(value)) == (read, type(read))
     assert values._value(written) == written
+
+
+@pytest.mark.parametrize("text", ["\t", " ", ", ", " lead", "true ", "a\n", ""])
+def test_text_in_quotes_stays_as_it_is(text):
+    fields = read_document(f"a: {json.dumps(text)}\nb: &b [x, {json.dumps(text)}]", "m.yml").value
+    assert values._value(fields["a"]) == text
+    assert values._argument(fields["b"]) == ("x", text)
+
+
+@pytest.mark.parametrize("style", ["|", ">", "|+", "|-", "!!str |"])
+@pytest.mark.parametrize("more", ["", "\nb: *a"])
+def test_a_block_ends_in_no_newline(style, more):
+    text = f"a: {'&a ' if more else ''}{style}\n  --epochs 3\n{more}"
+    assert values._value(read_document(text, "m.yml").value["a"]) == "--epochs 3"
