@@ -68,6 +68,31 @@ def until(
         time.sleep(0.005)
 
 
+def output(process: subprocess.Popen[str], limit_s: float) -> tuple[str, str]:
+    """Waits until a process with pipes has ended.
+
+    Args:
+        process: it. What does not end in time is ended, so that nothing of it is left.
+        limit_s: for ``within``.
+
+    Returns:
+        What it has written to its output, and to its errors.
+
+    Raises:
+        AssertionError: it did not end within the time. Shows what it has written.
+    """
+    try:
+        return process.communicate(timeout=within(limit_s))
+    except subprocess.TimeoutExpired:
+        process.terminate()
+    try:
+        out, err = process.communicate(timeout=within(20))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+    raise AssertionError(f"not within {limit_s} s: {out}{err}")
+
+
 class PatientSite(AirflowSite):
     """Airflow, which is waited for as long as this machine takes, and takes less of it."""
 

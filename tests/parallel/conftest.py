@@ -81,15 +81,19 @@ def rank_environment() -> dict[str, str]:
 
 
 def _run(command: list[str], environment: Mapping[str, str], timeout_s: float) -> Ended:
-    done = subprocess.run(
-        command,
-        env=rank_environment() | dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=within(timeout_s),
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            env=rank_environment() | dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=within(timeout_s),
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        said = (error.output or b"").decode(errors="replace")
+        raise AssertionError(f"{command}: not within {timeout_s} s: {said}") from None
     output = done.stdout.decode(errors="replace")
     return Ended(done.returncode, output, time.time())
 

@@ -116,6 +116,33 @@ def test_ranks_wait_for_a_late_one_at_the_end(driver: Path, run_command: Callabl
         assert ended.lines_of(rank) == ["total [3.0, 3.0]", "end of script"]
 
 
+# Keeps a rank connected to its host's PMIx server for a while when MPI_Finalize has all but ended.
+SLOW_SHUTDOWN = r"""
+#include <dlfcn.h>
+#include <unistd.h>
+
+extern "C" int shutdown(int file, int how) {
+  static const bool waited = (sleep(2), true);
+  return waited ? reinterpret_cast<int (*)(int, int)>(dlsym(RTLD_NEXT, "shutdown"))(file, how) : -1;
+}
+"""
+
+
+def test_no_program_of_a_command_meets_the_one_before(
+    driver: Path, run_command: Callable, tmp_path: Path
+) -> None:
+    """Open MPI 5.0.11 gave it the addresses of that one, and the job hung."""
+    source, library = tmp_path / "slow.cc", tmp_path / "slow.so"
+    source.write_text(SLOW_SHUTDOWN)
+    subprocess.run(["g++", "-shared", "-fPIC", source, "-o", library, "-ldl"], check=True)
+    slow = f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] || export LD_PRELOAD={library}'
+    program = f"{driver} 'nobody is missing'"
+    command = ("sh", "-c", f"({slow}; {program}) && {program}")
+    ended = run_command(mpirun_command(2, *command), {}, 30)
+    assert ended.returncode == 0, ended.output
+    assert ended.lines_of(0) == ended.lines_of(1) == ["0 201"] * 2 * 51
+
+
 @pytest.mark.parametrize("how", ["mpi4py funneled", "mpi4py funneled on one"])
 def test_lower_thread_level_is_refused_and_says_the_fix(
     driver: Path, run_command: Callable, how: str

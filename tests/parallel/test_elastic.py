@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddl_airflow.core.job import JobState
-from tests.limits import until, within
+from tests.limits import output, until, within
 from tests.parallel.conftest import HOROVOD_PATHS, SCRIPTS, rank_environment
 from tests.parallel.test_preemption import Training
 
@@ -79,7 +79,7 @@ def python(name: str, *words: str) -> tuple[str, ...]:
 
 def told(process: subprocess.Popen[str], folder: Path) -> tuple[str, list[str]]:
     """What it has said, and what its ranks have, when all has ended well."""
-    out, err = process.communicate(timeout=within(90))
+    out, err = output(process, 90)
     assert process.returncode == 0, err
     return out + err, (folder / "told").read_text().splitlines()
 
@@ -100,7 +100,7 @@ def test_horovodrun_starts_again_where_ranks_are_lost_and_where_slots_come(mpiru
     place = tmp_path / "told"
     until(lambda: "step 9" in place.read_text() or process.poll() is not None, 90)
     (tmp_path / "slots").write_text("localhost:4\n")
-    out, err = process.communicate(timeout=within(90))
+    out, err = output(process, 90)
     assert process.returncode == 0, err
     assert place.read_text().splitlines() == [
         f"begin 0 2 {here},{here}",
@@ -123,7 +123,7 @@ def test_horovodrun_starts_again_where_ranks_are_lost_and_where_slots_come(mpiru
 def test_what_was_committed_stays_where_it_may_not_start_again(mpirun, tmp_path: Path):
     (tmp_path / "3").write_text("0")
     process = horovodrun(tmp_path, *("-np", "2", "--min-np", "2", "--reset-limit", "0"))
-    _, err = process.communicate(timeout=within(90))
+    _, err = output(process, 90)
     assert process.returncode == 128 + 9
     *_, limit, kept = err.splitlines()
     assert limit == (
@@ -132,7 +132,7 @@ def test_what_was_committed_stays_where_it_may_not_start_again(mpirun, tmp_path:
     (folder,) = (tmp_path / ".ddl-run").iterdir()
     assert kept == f"ddl-run: To go on from what was committed, set CHECKPOINT_DIR={folder}."
     again = horovodrun(tmp_path, "-np", "1", CHECKPOINT_DIR=str(folder))
-    _, err = again.communicate(timeout=within(90))
+    _, err = output(again, 90)
     assert again.returncode == 0, err
     lines = (tmp_path / "told").read_text().splitlines()
     assert lines[4].startswith("begin 2 1 ") and lines[-1] == "end 12 1", lines
@@ -187,7 +187,7 @@ def test_a_second_job_does_not_commit_where_one_does(
     running = horovodrun(tmp_path, *flags[first], script=script, **commits)
     until(lambda: (tmp_path / "told").read_text() or running.poll() is not None, 90)
     refused = horovodrun(tmp_path, *flags[second], script=script, **commits)
-    out, err = refused.communicate(timeout=within(90))
+    out, err = output(refused, 90)
     assert refused.returncode, out + err
     assert f"another job commits in {tmp_path}/commits: process " in out + err
     assert f" on {os.uname().nodename}. Give each job a CHECKPOINT_DIR of its own" in out + err
@@ -210,7 +210,7 @@ def test_a_try_of_a_manifest_waits_for_no_rank_that_is_cut_off(mpirun, tmp_path:
 def test_what_fails_in_the_same_way_again_and_again_is_not_started_for_ever(mpirun, tmp_path: Path):
     script = python("stages.py", str(tmp_path), "fails")
     process = horovodrun(tmp_path, "-np", "2", "--min-np", "2", script=script)
-    _, err = process.communicate(timeout=within(90))
+    _, err = output(process, 90)
     assert process.returncode == 1, err
     *_, why, kept = err.splitlines()
     assert why == (
@@ -230,7 +230,7 @@ def test_what_may_get_on_is_started_as_often_as_it_is_asked_for(
     """A rank that raises, where a limit is given; and one that ends without saying why."""
     script = python("stages.py", str(tmp_path), way)
     process = horovodrun(tmp_path, *("-np", "2", "--min-np", "2", *flags), script=script)
-    _, err = process.communicate(timeout=within(120))
+    _, err = output(process, 120)
     assert "Starts again (4)." in err, err
     assert process.returncode == (1 if flags else 0), err
 
@@ -256,7 +256,7 @@ def test_a_script_that_was_mended_or_moved_goes_on(mpirun, tmp_path: Path):
         (tmp_path / folder / "two.py").write_text(source)
         command = ("python", str(tmp_path / folder / "two.py"))
         process = horovodrun(tmp_path, "-np", "1", script=command, **commits)
-        out, err = process.communicate(timeout=within(90))
+        out, err = output(process, 90)
         assert process.returncode == 0, err
         return [line.removeprefix("[rank 0] ") for line in out.splitlines() if " at " in line]
 
@@ -297,7 +297,7 @@ def test_a_notebook_goes_on_in_another_kernel(mpirun, tmp_path: Path):
     for form, done in (("f", 0), ("--f", 1)):
         command = ("python", str(tmp_path / "notebook.py"), form)
         process = horovodrun(tmp_path, "-np", "1", script=command, **commits)
-        out, err = process.communicate(timeout=within(90))
+        out, err = output(process, 90)
         assert f"one is one at {done}\n" in out and f"two is two at {done}\n" in out, out + err
 
 
@@ -343,7 +343,7 @@ def test_a_rank_that_dies_before_the_first_commit_is_the_one_that_is_named(mpiru
     script = python("stages.py", str(tmp_path), "dies")
     folder = {"CHECKPOINT_DIR": str(tmp_path / "commits")}
     process = horovodrun(tmp_path, "-np", "2", script=script, **folder)
-    _, err = process.communicate(timeout=within(90))
+    _, err = output(process, 90)
     assert process.returncode == 128 + 9, err
     assert "RankGoneError: Bcast" in err, err
     assert "ddl-run: rank 1 of 2 on" in err and "was ended by SIGKILL" in err

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "comm/mpi_finalize_barrier.h"
 #include "transport/mpi_transport.h"
 
 namespace ddl {
@@ -64,7 +65,11 @@ Status MpiSession::Open() {
 void MpiSession::Close() {
   if (!open_) return;
   open_ = false;
-  if (owner_ && !HasAbandonedMessages()) MPI_Finalize();
+  if (!owner_ || HasAbandonedMessages()) return;
+  MpiFinalizeBarrier barrier;
+  barrier.Prepare();
+  MPI_Finalize();
+  barrier.Wait();
 }
 
 bool MpiSession::HasAbandonedMessages() { return MpiTransport::HasAbandonedMessages(); }

@@ -23,7 +23,8 @@ class MpiSession {
   // is already finalized.
   Status Open();
 
-  // Ends MPI if we started it. All communicators must be gone.
+  // Ends MPI if we started it, and waits until the other ranks of the host have. All communicators
+  // must be gone.
   void Close();
 
   // Whether an error has left messages under way. They may still be written to what they point to,

@@ -277,7 +277,7 @@ def test_listing_has_a_limit_that_takes_no_dag_with_it(
     began = time.monotonic()
     with pytest.raises(AirflowException, match="the DAGs stay as they were: .* longer than 0.2 s"):
         site.listed()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < within(1)
     tries = 1
     while tries < 10:  # what was read is not read again
         tries += 1
@@ -424,7 +424,7 @@ def test_what_is_no_manifest_is_an_error_of_its_own(site, folder, write_manifest
     (folder / "manifest.yml").write_bytes(content)
     began = time.monotonic()
     found = site.ids()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < within(5)
     assert found.pop("good/manifest.yml") == "good"
     assert said in found["manifest.yml"] and "Traceback" not in found["manifest.yml"]
 

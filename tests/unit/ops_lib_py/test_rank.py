@@ -245,7 +245,7 @@ def test_an_expression_that_takes_long_on_a_line_does_not_hold_the_training(rege
     began = time.process_time()
     found = reader.feed(f"{line}\nx=1\n".encode() * 100)
     assert found == [{"x": 1.0}] * 100
-    assert time.process_time() - began < 5
+    assert time.process_time() - began < within(5)
     assert [note for note in reader.notes() if "'slow'" in note] or len(line) > 4096
     assert reader.notes() == []
 

@@ -145,7 +145,7 @@ def test_hostile_text_is_refused_fast(text: str) -> None:
     start = time.perf_counter()
     with pytest.raises(ManifestError) as caught:
         load_manifest_text(text, "m.yml")
-    assert time.perf_counter() - start < 2
+    assert time.perf_counter() - start < within(2)
     assert all(len(line) < 1000 for line in str(caught.value).splitlines())
 
 
