@@ -9,7 +9,7 @@
 
 namespace ddl {
 
-void MpiFinalizeBarrier::Prepare() {
+void MpiFinalizeBarrier::Prepare(bool waits) {
   MPI_Comm host = MPI_COMM_NULL;
   if (MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host) !=
       MPI_SUCCESS) {
@@ -20,11 +20,13 @@ void MpiFinalizeBarrier::Prepare() {
   MPI_Comm_size(host, &size);
   if (size > 1) {
     SharedSegment::Address address;
-    int ready = rank != 0 || memory_.Create(sizeof(std::atomic<int32_t>), &address).ok();
+    bool shared = rank == 0 && memory_.Create(sizeof(std::atomic<int32_t>), &address).ok();
     MPI_Bcast(&address, sizeof(address), MPI_BYTE, 0, host);
-    if (rank != 0) ready = memory_.Attach(address).ok();
+    if (rank != 0) shared = memory_.Attach(address).ok();
+    int ready = shared && waits;
     MPI_Allreduce(MPI_IN_PLACE, &ready, 1, MPI_INT, MPI_MIN, host);
     if (ready) size_ = size;
+    memory_.Seal();
   }
   MPI_Comm_free(&host);
 }

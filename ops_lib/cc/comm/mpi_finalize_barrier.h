@@ -13,11 +13,11 @@ namespace ddl {
 // both by one connection after the other, and takes them for one process).
 class MpiFinalizeBarrier {
  public:
-  // Before MPI_Finalize. Collective over all ranks. Ranks that cannot share memory, as those of
-  // several containers, do not wait.
-  void Prepare();
+  // Once MPI is there. Collective over all ranks. Those of a host that cannot share memory, as in
+  // several containers, and those of which one does not call Wait, will not wait.
+  void Prepare(bool waits);
 
-  // After it. Returns when all ranks of the host have come, and in any case after kMostS: one that
+  // After MPI_Finalize. Returns when all ranks of the host have come, and in any case after kMostS: one that
   // was killed meanwhile does not come.
   void Wait();
 

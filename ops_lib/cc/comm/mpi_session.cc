@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <utility>
 
-#include "comm/mpi_finalize_barrier.h"
 #include "transport/mpi_transport.h"
 
 namespace ddl {
@@ -58,6 +57,7 @@ Status MpiSession::Open() {
   }
   MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, OnSelfDeleted, &keyval_, nullptr);
   MPI_Comm_set_attr(MPI_COMM_SELF, keyval_, this);
+  barrier_.Prepare(owner_);
   open_ = true;
   return Status();
 }
@@ -66,10 +66,8 @@ void MpiSession::Close() {
   if (!open_) return;
   open_ = false;
   if (!owner_ || HasAbandonedMessages()) return;
-  MpiFinalizeBarrier barrier;
-  barrier.Prepare();
   MPI_Finalize();
-  barrier.Wait();
+  barrier_.Wait();
 }
 
 bool MpiSession::HasAbandonedMessages() { return MpiTransport::HasAbandonedMessages(); }

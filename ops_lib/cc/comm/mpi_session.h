@@ -4,6 +4,7 @@
 #include <atomic>
 #include <functional>
 
+#include "comm/mpi_finalize_barrier.h"
 #include "core/status.h"
 
 namespace ddl {
@@ -43,6 +44,7 @@ class MpiSession {
   int keyval_;
   bool open_ = false;
   std::atomic<bool> owner_{false};
+  MpiFinalizeBarrier barrier_;
 };
 
 }  // namespace ddl
