@@ -131,13 +131,14 @@ extern "C" int shutdown(int file, int how) {
 def test_no_program_of_a_command_meets_the_one_before(
     driver: Path, run_command: Callable, tmp_path: Path
 ) -> None:
-    """Open MPI 5.0.11 gave it the addresses of that one, and the job hung."""
+    """Open MPI 5.0.11 gave it the addresses of that one, and the job hung: PMIx's issue 4113."""
     source, library = tmp_path / "slow.cc", tmp_path / "slow.so"
     source.write_text(SLOW_SHUTDOWN)
     subprocess.run(["g++", "-shared", "-fPIC", source, "-o", library, "-ldl"], check=True)
     slow = f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] || export LD_PRELOAD={library}'
     program = f"{driver} 'nobody is missing'"
-    command = ("sh", "-c", f"({slow}; {program}) && {program}")
+    # As soon as any Python could start: what a rank closes, a busy kernel tells mpirun late.
+    command = ("sh", "-c", f"({slow}; {program}) && sleep 0.2 && {program}")
     ended = run_command(mpirun_command(2, *command), {}, 30)
     assert ended.returncode == 0, ended.output
     assert ended.lines_of(0) == ended.lines_of(1) == ["0 201"] * 2 * 51

@@ -8,9 +8,10 @@ namespace ddl {
 // A barrier of the ranks of a host after MPI_Finalize, where MPI has none.
 //
 // A command may run one MPI program after another. When the second one of a rank is in MPI_Init
-// before the first one of another rank has left MPI_Finalize, Open MPI 5 gives it the addresses of
-// that first program, and the job hangs (seen in 5.0.11: the PMIx server of the host is told of
-// both by one connection after the other, and takes them for one process).
+// before the first one of another rank has left MPI_Finalize, the PMIx server of Open MPI 5 takes
+// that one for lost, and lets the fence of the second program end without it: ranks connect to
+// addresses of the first program, and hang. Source: openpmix, issue 4113; mended in its main branch
+// in August 2026, seen in Open MPI 5.0.11.
 class MpiFinalizeBarrier {
  public:
   // Once MPI is there. Collective over all ranks. Those of a host that cannot share memory, as in
