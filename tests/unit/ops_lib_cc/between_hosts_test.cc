@@ -202,10 +202,11 @@ TEST(TreeBroadcastReachesAll) {
   for (int size = 1; size <= 9; ++size) {
     const std::vector<int64_t> counts = {0, 1, 1001, kSegment + 1, size * kSegment + 1};
     for (const int64_t nbytes : counts) {
+      std::vector<char> values(nbytes + size);  // a root's begin at its rank
+      for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<char>(i % 251);
       RunOnNetwork(size, [&](ddl::Transport& transport) {
-        std::vector<char> want(nbytes);
         for (int root = 0; root < size; ++root) {
-          for (int64_t i = 0; i < nbytes; ++i) want[i] = static_cast<char>((i + root) % 251);
+          const std::vector<char> want(values.begin() + root, values.begin() + root + nbytes);
           std::vector<char> got = transport.rank() == root ? want : std::vector<char>(nbytes);
           const ddl::Status status = ddl::TreeBroadcast(&transport, got.data(), nbytes, root);
           CHECK(status.ok(), status.message());

@@ -292,17 +292,20 @@ void AllGatherOnce(ddl::HostGroup& group, const std::vector<int64_t>& counts, bo
   CHECK(out[share.total] == 77.0f, "nothing behind the end");
 }
 
-void BroadcastOnce(ddl::HostGroup& group, int64_t nbytes, int root) {
+std::vector<char> CharsOf(int64_t nbytes) {
+  std::vector<char> values(nbytes);
+  for (int64_t i = 0; i < nbytes; ++i) values[i] = static_cast<char>(i % 251 + 1);
+  return values;
+}
+
+void BroadcastOnce(ddl::HostGroup& group, const std::vector<char>& values, int root) {
+  const int64_t nbytes = static_cast<int64_t>(values.size());
   std::vector<char> buffer(nbytes + 1, static_cast<char>(group.rank()));
-  for (int64_t i = 0; i < nbytes && group.rank() == root; ++i) {
-    buffer[i] = static_cast<char>(i % 251 + 1);
-  }
+  if (group.rank() == root) std::copy(values.begin(), values.end(), buffer.begin());
   const ddl::Status status = ddl::BroadcastInPieces(&group, buffer.data(), nbytes, root);
   CHECK(status.ok(), status.message());
-  for (int64_t i = 0; i < nbytes; ++i) {
-    CHECK(buffer[i] == static_cast<char>(i % 251 + 1),
-          std::to_string(i) + " of " + std::to_string(nbytes));
-  }
+  CHECK(std::equal(values.begin(), values.end(), buffer.begin()),
+        "all " + std::to_string(nbytes) + " bytes of rank " + std::to_string(root));
   CHECK(buffer[nbytes] == static_cast<char>(group.rank()), "nothing behind the end");
 }
 
@@ -314,7 +317,8 @@ void SharesOnce(ddl::HostGroup& group) {
     }
   }
   for (const int64_t nbytes : {int64_t{0}, int64_t{1}, int64_t{4097}, kPiece, 9 * kPiece - 3}) {
-    for (int root = 0; root < group.size(); ++root) BroadcastOnce(group, nbytes, root);
+    const std::vector<char> values = CharsOf(nbytes);
+    for (int root = 0; root < group.size(); ++root) BroadcastOnce(group, values, root);
   }
   // What one leaves behind must not lead the next astray.
   AllReduceOnce<float>(group, 4 * kPiece / 4 + 1, true, 1);
@@ -433,7 +437,7 @@ TEST(StoresAreChosenAnewWithinATensor) {
 TEST(LargeGathersThatGoPastTheCachesAreExact) {
   RunThreads(2, [](ddl::HostGroup& group) {
     AllGatherOnce(group, {3'000'001, 2'000'003}, false);
-    BroadcastOnce(group, 17'000'003, 1);
+    BroadcastOnce(group, CharsOf(17'000'003), 1);
   });
 }
 

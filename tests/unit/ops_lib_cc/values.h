@@ -45,8 +45,7 @@ std::vector<T> ValuesOf(int64_t count, int rank, int size) {
 // The sum over `size` ranks, divided.
 template <typename T>
 T TotalOf(int64_t index, int size, int divisor) {
-  int64_t total = 0;
-  for (int rank = 0; rank < size; ++rank) total += ValueOf(index, rank, size);
+  const int64_t total = size * ValueOf(index, 0, size) + int64_t{size} * (size - 1) / 2;
   return static_cast<T>(total) / static_cast<T>(divisor);
 }
 
