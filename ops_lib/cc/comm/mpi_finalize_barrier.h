@@ -18,8 +18,8 @@ class MpiFinalizeBarrier {
   // several containers, and those of which one does not call Wait, will not wait.
   void Prepare(bool waits);
 
-  // After MPI_Finalize. Returns when all ranks of the host have come, and in any case after kMostS: one that
-  // was killed meanwhile does not come.
+  // After MPI_Finalize. Returns when all ranks of the host have come, and in any case after kMostS:
+  // one that was killed meanwhile does not come.
   void Wait();
 
   static constexpr double kMostS = 30;
