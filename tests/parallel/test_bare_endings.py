@@ -127,18 +127,36 @@ extern "C" int shutdown(int file, int how) {
 }
 """
 
+# Lets that server hear of it a while after the rank has disconnected, as a busy kernel may.
+LATE_SHUTDOWN = r"""
+#include <dlfcn.h>
+#include <unistd.h>
 
+extern "C" int shutdown(int file, int how) {
+  static auto* shut = reinterpret_cast<int (*)(int, int)>(dlsym(RTLD_NEXT, "shutdown"));
+  static bool first = true;
+  if (!first) return shut(file, how);
+  first = false;
+  if (fork() != 0) return 0;
+  sleep(2);
+  _exit(shut(file, how));
+}
+"""
+
+
+@pytest.mark.parametrize("shutdown", [SLOW_SHUTDOWN, LATE_SHUTDOWN], ids=["slow", "late"])
 def test_no_program_of_a_command_meets_the_one_before(
-    driver: Path, run_command: Callable, tmp_path: Path
+    driver: Path, run_command: Callable, tmp_path: Path, shutdown: str
 ) -> None:
     """Open MPI 5.0.11 gave it the addresses of that one, and the job hung: PMIx's issue 4113."""
-    source, library = tmp_path / "slow.cc", tmp_path / "slow.so"
-    source.write_text(SLOW_SHUTDOWN)
+    source, library = tmp_path / "shutdown.cc", tmp_path / "shutdown.so"
+    source.write_text(shutdown)
     subprocess.run(["g++", "-shared", "-fPIC", source, "-o", library, "-ldl"], check=True)
-    slow = f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] || export LD_PRELOAD={library}'
+    is_0 = '[ "$OMPI_COMM_WORLD_RANK" = 0 ]'
     program = f"{driver} 'nobody is missing'"
-    # As soon as any Python could start: what a rank closes, a busy kernel tells mpirun late.
-    command = ("sh", "-c", f"({slow}; {program}) && sleep 0.2 && {program}")
+    # The second program of rank 1 is in MPI_Init when its first one is seen to disconnect.
+    first, second = f"{is_0} || export LD_PRELOAD={library}", f"{is_0} && sleep 3"
+    command = ("sh", "-c", f"({first}; {program}) && ({second}; {program})")
     ended = run_command(mpirun_command(2, *command), {}, 30)
     assert ended.returncode == 0, ended.output
     assert ended.lines_of(0) == ended.lines_of(1) == ["0 201"] * 2 * 51

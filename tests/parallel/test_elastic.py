@@ -80,7 +80,7 @@ def python(name: str, *words: str) -> tuple[str, ...]:
 def told(process: subprocess.Popen[str], folder: Path) -> tuple[str, list[str]]:
     """What it has said, and what its ranks have, when all has ended well."""
     out, err = output(process, 90)
-    assert process.returncode == 0, err
+    assert process.returncode == 0, out + err
     return out + err, (folder / "told").read_text().splitlines()
 
 

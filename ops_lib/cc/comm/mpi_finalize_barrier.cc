@@ -1,13 +1,74 @@
 #include "comm/mpi_finalize_barrier.h"
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <mpi.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <string>
 
 #include "core/backoff.h"
 
 namespace ddl {
+namespace {
+
+// Where the host's PMIx server listens, as <server>;tcp4://<address>:<port>; empty without one.
+std::string ServerUri() {
+  constexpr char kName[] = "PMIX_SERVER_URI";  // and a version, in the environment of its ranks
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const char* value = std::strchr(*variable, '=');
+    if (std::strncmp(*variable, kName, sizeof(kName) - 1) == 0 && value != nullptr) return value + 1;
+  }
+  return "";
+}
+
+// Whether a file is a connection to a URI of a numeric address.
+bool IsConnectedTo(const std::string& uri, int file) {
+  sockaddr_storage peer{};
+  socklen_t size = sizeof(peer);
+  char address[NI_MAXHOST], port[NI_MAXSERV];
+  auto* of_peer = reinterpret_cast<sockaddr*>(&peer);
+  if (getpeername(file, of_peer, &size) != 0 || peer.ss_family == AF_UNIX ||
+      getnameinfo(of_peer, size, address, sizeof(address), port, sizeof(port),
+                  NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return false;
+  }
+  const size_t colon = uri.rfind(':');
+  return colon != std::string::npos && uri.substr(colon + 1) == port &&
+         uri.find(address) != std::string::npos;
+}
+
+// A copy of this process's connection to the host's PMIx server, or -1.
+int CopyServerConnection() {
+  const std::string uri = ServerUri();
+  DIR* files = uri.empty() ? nullptr : opendir("/proc/self/fd");
+  int copy = -1;
+  while (files != nullptr && copy < 0) {
+    const dirent* entry = readdir(files);
+    if (entry == nullptr) break;
+    const int file = std::atoi(entry->d_name);  // 0 for . and .., too
+    if (IsConnectedTo(uri, file)) copy = fcntl(file, F_DUPFD_CLOEXEC, 0);
+  }
+  if (files != nullptr) closedir(files);
+  return copy;
+}
+
+// Neither end holds the connection any more.
+bool IsClosed(int connection) {
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  return getsockopt(connection, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 ||
+         info.tcpi_state == TCP_CLOSE;
+}
+
+}  // namespace
 
 void MpiFinalizeBarrier::Prepare(bool waits) {
   MPI_Comm host = MPI_COMM_NULL;
@@ -25,7 +86,10 @@ void MpiFinalizeBarrier::Prepare(bool waits) {
     if (rank != 0) shared = memory_.Attach(address).ok();
     int ready = shared && waits;
     MPI_Allreduce(MPI_IN_PLACE, &ready, 1, MPI_INT, MPI_MIN, host);
-    if (ready) size_ = size;
+    if (ready) {
+      size_ = size;
+      server_ = CopyServerConnection();
+    }
     memory_.Seal();
   }
   MPI_Comm_free(&host);
@@ -34,8 +98,11 @@ void MpiFinalizeBarrier::Prepare(bool waits) {
 void MpiFinalizeBarrier::Wait() {
   if (size_ == 1) return;
   auto* arrived = static_cast<std::atomic<int32_t>*>(memory_.base());
+  Backoff backoff;
+  while (server_ >= 0 && !IsClosed(server_) && backoff.elapsed_s() < kMostS) backoff.Pause();
   arrived->fetch_add(1);
-  for (Backoff backoff; arrived->load() < size_ && backoff.elapsed_s() < kMostS;) backoff.Pause();
+  while (arrived->load() < size_ && backoff.elapsed_s() < kMostS) backoff.Pause();
+  if (server_ >= 0) close(server_);
 }
 
 }  // namespace ddl
