@@ -16,10 +16,11 @@
 #include "runtime/process_sets.h"
 #include "runtime/teams.h"
 
-// The loader looks for this text in the file, before it loads it: a library that was built for
-// another TensorFlow cannot be loaded to be asked.
+// The loader looks for these texts in the file, before it loads it: a library that was built for
+// another TensorFlow cannot be loaded to be asked. The interface is that of the functions below, as
+// loader.py calls them: whoever changes one of them counts on, here and there.
 extern "C" __attribute__((visibility("default"), used)) const char ddl_built_for[] =
-    "DDL_BUILT_FOR_TENSORFLOW=" DDL_TF_VERSION ";";
+    "DDL_BUILT_FOR_TENSORFLOW=" DDL_TF_VERSION ";DDL_INTERFACE=1;";
 
 namespace {
 

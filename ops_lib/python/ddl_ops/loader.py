@@ -32,6 +32,9 @@ REDUCTIONS = (
     *("AllGatherN", "ReduceScatterN"),
 )
 
+# That of the functions which runtime() declares; see c_api.cc.
+INTERFACE = 1
+
 REBUILD = (
     "Rebuild it: make ops, or, where the package is installed: "
     "pip install --no-build-isolation --force-reinstall --no-deps <ddl-airflow's sources>/ops_lib"
@@ -43,12 +46,17 @@ def built_for(library: Path) -> str | None:
 
     Read from the bytes: against another TensorFlow the file cannot be loaded.
     """
-    found = re.search(rb"DDL_BUILT_FOR_TENSORFLOW=([^;]+);", library.read_bytes())
+    return _mark(library, b"DDL_BUILT_FOR_TENSORFLOW")
+
+
+def _mark(library: Path, name: bytes) -> str | None:
+    found = re.search(rb"%s=([^;]+);" % name, library.read_bytes())
     return found.group(1).decode() if found else None
 
 
 def check(library: Path, installed: str) -> None:
-    """Raises ImportError unless `library` exists and was built for TensorFlow `installed`.
+    """Raises ImportError unless `library` exists, was built for TensorFlow `installed`, and fits
+    the Python beside it.
 
     Major and minor version count: patch releases keep TensorFlow's binary interface.
     """
@@ -59,6 +67,11 @@ def check(library: Path, installed: str) -> None:
         raise ImportError(
             f"The ops library was built for TensorFlow {version or 'of unknown version'}, but "
             f"TensorFlow {installed} is installed ({library}). {REBUILD}"
+        )
+    if _mark(library, b"DDL_INTERFACE") != str(INTERFACE):
+        raise ImportError(
+            f"The ops library {library} was built from other sources than the Python beside it. "
+            f"{REBUILD}"
         )
 
 
