@@ -124,12 +124,14 @@ class Compiler:
         return program
 
     def end(self) -> None:
-        """Leaves nothing running."""
+        """Leaves nothing running, and no files."""
         with self._lock:
             self._ended = True
             for process in self._running:
                 process.kill()
         self._pool.shutdown(cancel_futures=True)
+        # What g++ had started may go on for a moment, and write there.
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _compile_header(self, variant: str) -> Path:
         header = self._folder / variant / "standard.h"

@@ -46,6 +46,7 @@ def test_another_tests_path_and_folder_do_not_reach_the_compiler(monkeypatch, tm
     gone.rmdir()
     compiler._run("thread", ["--version"])
     compiler.end()
+    assert not compiler._folder.exists()
 
 
 @pytest.mark.parametrize("variant", SANITIZERS)
