@@ -86,23 +86,23 @@ void MpiFinalizeBarrier::Prepare(bool waits) {
     if (rank != 0) shared = memory_.Attach(address).ok();
     int ready = shared && waits;
     MPI_Allreduce(MPI_IN_PLACE, &ready, 1, MPI_INT, MPI_MIN, host);
-    if (ready) {
-      size_ = size;
-      server_ = CopyServerConnection();
-    }
+    if (ready) size_ = size;
     memory_.Seal();
   }
   MPI_Comm_free(&host);
+  if (waits) server_ = CopyServerConnection();
 }
 
 void MpiFinalizeBarrier::Wait() {
+  Backoff backoff;
+  if (server_ >= 0) {
+    while (!IsClosed(server_) && backoff.elapsed_s() < kMostS) backoff.Pause();
+    close(server_);
+  }
   if (size_ == 1) return;
   auto* arrived = static_cast<std::atomic<int32_t>*>(memory_.base());
-  Backoff backoff;
-  while (server_ >= 0 && !IsClosed(server_) && backoff.elapsed_s() < kMostS) backoff.Pause();
   arrived->fetch_add(1);
   while (arrived->load() < size_ && backoff.elapsed_s() < kMostS) backoff.Pause();
-  if (server_ >= 0) close(server_);
 }
 
 }  // namespace ddl

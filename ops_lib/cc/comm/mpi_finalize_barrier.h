@@ -15,7 +15,7 @@ namespace ddl {
 class MpiFinalizeBarrier {
  public:
   // Once MPI is there. Collective over all ranks. Those of a host that cannot share memory, as in
-  // several containers, and those of which one does not call Wait, will not wait.
+  // several containers, and those of which one does not call Wait, will not wait for each other.
   void Prepare(bool waits);
 
   // After MPI_Finalize. Returns when the host's PMIx server has seen all ranks of the host
