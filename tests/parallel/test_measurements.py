@@ -23,7 +23,7 @@ STEPS = [
     ("weights", "Bcast", 400_000, 1),
     ("rows", "AllGather", 30_000, 1),
 ]
-LATE_S = 0.4
+LATE_S = 1.0
 
 
 @pytest.fixture(scope="module", params=["shm", "mpi"])
@@ -143,7 +143,8 @@ def test_statistics_add_up_and_name_the_rank_that_slept(measured) -> None:
         assert rank["algbw_gb_s"] > 0
     assert statistics["straggler"]["rank"] == 1
     waited = [rank["wait_s"] for rank in statistics["ranks"]]
-    assert waited[0] > 0.9 * LATE_S
+    # A busy machine lets rank 0 come late, too.
+    assert waited[0] > LATE_S / 2
     assert statistics["straggler"]["share"] == pytest.approx(1 - waited[1] / waited[0], abs=1e-3)
     assert "The others waited most for rank 1: it waited " in output
     assert re.search(r"^ +1 +5 +8\.0 ", output, re.MULTILINE), output
