@@ -126,12 +126,17 @@ def create(base: Path, prefix: str = _PREFIX) -> Path:
         )
         os.close(reader)
         directory.mkdir(mode=0o700)
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        # Before there is a lock another run may take it for stale.
+        try:
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            os.close(writer)
+            continue
         with suppress(
             OSError
         ):  # a file system without locks: there no other run can take it either
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-        if directory.exists():  # else another run took it for stale, before there was a lock
+        if directory.exists():
             os.set_inheritable(writer, True)
             os.set_inheritable(descriptor, True)
             return directory

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ddl_airflow.launchers import session_directory
 from ddl_airflow.launchers.named_hosts import RECORDS_PREFIX
 
@@ -33,6 +35,25 @@ def test_next_run_removes_what_nobody_was_left_to_remove(tmp_path: Path) -> None
         process.stdin.close()
     session_directory.remove_stale(tmp_path)
     assert sorted(tmp_path.iterdir()) == [foreign]
+
+
+def test_another_run_may_take_it_for_stale_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs that began at once: one failed with `No such file or directory`."""
+    mkdir, made = Path.mkdir, []
+
+    def mkdir_and_lose(path: Path, *args: object, **options: object) -> None:
+        mkdir(path, *args, **options)
+        made.append(path)
+        if len(made) == 1:
+            session_directory.remove_stale(tmp_path)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir_and_lose)
+    directory = session_directory.create(tmp_path)
+    assert len(made) == 2 and directory == made[1] and not made[0].exists()
+    session_directory.remove_stale(tmp_path)
+    assert directory.exists()
 
 
 def test_settings_of_a_site_stay() -> None:
