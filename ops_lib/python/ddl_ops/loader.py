@@ -46,11 +46,11 @@ def built_for(library: Path) -> str | None:
 
     Read from the bytes: against another TensorFlow the file cannot be loaded.
     """
-    return _mark(library, b"DDL_BUILT_FOR_TENSORFLOW")
+    return _found(rb"DDL_BUILT_FOR_TENSORFLOW=([^;]+);", library)
 
 
-def _mark(library: Path, name: bytes) -> str | None:
-    found = re.search(rb"%s=([^;]+);" % name, library.read_bytes())
+def _found(pattern: bytes, library: Path) -> str | None:
+    found = re.search(pattern, library.read_bytes())
     return found.group(1).decode() if found else None
 
 
@@ -68,7 +68,7 @@ def check(library: Path, installed: str) -> None:
             f"The ops library was built for TensorFlow {version or 'of unknown version'}, but "
             f"TensorFlow {installed} is installed ({library}). {REBUILD}"
         )
-    if _mark(library, b"DDL_INTERFACE") != str(INTERFACE):
+    if _found(rb"DDL_INTERFACE=([^;]+);", library) != str(INTERFACE):
         raise ImportError(
             f"The ops library {library} was built from other sources than the Python beside it. "
             f"{REBUILD}"
