@@ -46,12 +46,16 @@ def built_for(library: Path) -> str | None:
 
     Read from the bytes: against another TensorFlow the file cannot be loaded.
     """
-    return _found(rb"DDL_BUILT_FOR_TENSORFLOW=([^;]+);", library)
+    return _marks(library)[0]
 
 
-def _found(pattern: bytes, library: Path) -> str | None:
-    found = re.search(pattern, library.read_bytes())
-    return found.group(1).decode() if found else None
+def _marks(library: Path) -> tuple[str | None, str | None]:
+    """The TensorFlow version and the interface, as the file has them."""
+    content = library.read_bytes()
+    patterns = (rb"DDL_BUILT_FOR_TENSORFLOW=([^;]+);", rb"DDL_INTERFACE=([^;]+);")
+    found = (re.search(pattern, content) for pattern in patterns)
+    version, interface = (one.group(1).decode() if one else None for one in found)
+    return version, interface
 
 
 def check(library: Path, installed: str) -> None:
@@ -62,13 +66,13 @@ def check(library: Path, installed: str) -> None:
     """
     if not library.is_file():
         raise ImportError(f"The ops library is not built: {library} does not exist. {REBUILD}")
-    version = built_for(library)
+    version, interface = _marks(library)
     if version is None or version.split(".")[:2] != installed.split(".")[:2]:
         raise ImportError(
             f"The ops library was built for TensorFlow {version or 'of unknown version'}, but "
             f"TensorFlow {installed} is installed ({library}). {REBUILD}"
         )
-    if _found(rb"DDL_INTERFACE=([^;]+);", library) != str(INTERFACE):
+    if interface != str(INTERFACE):
         raise ImportError(
             f"The ops library {library} was built from other sources than the Python beside it. "
             f"{REBUILD}"
