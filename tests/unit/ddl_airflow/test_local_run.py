@@ -112,11 +112,15 @@ def told(folder):
 def test_a_run_that_failed_goes_on_when_it_is_mended(call, manifest, tmp_path):
     path = manifest(
         """
-        import os
+        import os, sys, time
         assert open(os.environ["DATA_DIR"] + "/numbers").read() == "1 2 3"
-        kept = os.environ["CHECKPOINT_DIR"] + "/kept-" + os.environ["OMPI_COMM_WORLD_RANK"]
-        print("goes on" if os.path.exists(kept) else "starts", os.environ["PARAM_RATE"])
-        open(kept, "w").close()
+        rank = os.environ["OMPI_COMM_WORLD_RANK"]
+        kept = os.environ["CHECKPOINT_DIR"] + "/kept-"
+        print("goes on" if os.path.exists(kept + rank) else "starts", os.environ["PARAM_RATE"])
+        sys.stdout.flush()
+        open(kept + rank, "w").close()
+        while not os.path.exists(kept + "0"):  # the first one to fail ends the other
+            time.sleep(0.1)
         raise SystemExit("no idea")
     """,
         more="parameters: {rate: 0.5}\n",

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,16 @@ from tests.limits import within
 from tests.unit.ddl_airflow.conftest import Job
 
 SOON_S = 20.0
+
+
+def opened_by(pids) -> set[str]:
+    """The files that processes have open, but for their standard input."""
+    found = set()
+    for pid in pids:
+        for file in set(os.listdir(f"/proc/{pid}/fd")) - {"0"}:
+            with suppress(FileNotFoundError):  # closed meanwhile
+                found.add(os.readlink(f"/proc/{pid}/fd/{file}"))
+    return found
 
 
 @pytest.fixture
@@ -191,11 +202,7 @@ def test_what_the_job_inherits_reaches_mpirun(job, trainer):
     one.start()
     one.wait_for(one.spec.log_dir / "rank-0.log")
     os.close(descriptor)
-    held = []
-    for pid in one.processes():
-        with os.scandir(f"/proc/{pid}/fd") as found:
-            held += [os.readlink(entry.path) for entry in found if entry.name != "0"]
-    assert str(trainer.place / "lock") in held
+    assert str(trainer.place / "lock") in opened_by(one.processes())
 
 
 def test_a_folder_that_the_user_cannot_reach_is_named(job):
@@ -327,8 +334,7 @@ def test_a_rule_of_sudo_is_enough(job, trainer):
         assert "main.py" in lines.stdout and "canary-of-this-test" not in lines.stdout
         pids = one.processes()
         assert {os.stat(f"/proc/{pid}").st_uid for pid in pids} == {trainer.uid}
-        held = [os.readlink(fd) for pid in pids for fd in Path(f"/proc/{pid}/fd").iterdir()]
-        assert str(lock) in held
+        assert str(lock) in opened_by(pids)
         airflow.stdin.write("\n")
         airflow.stdin.flush()
         assert airflow.stdout.readline() != "succeeded\n"
