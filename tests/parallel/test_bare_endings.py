@@ -144,20 +144,56 @@ extern "C" int shutdown(int file, int how) {
 """
 
 
-@pytest.mark.parametrize("shutdown", [SLOW_SHUTDOWN, LATE_SHUTDOWN], ids=["slow", "late"])
+# Keeps mpirun's thread a while between its answer to PMIx_Finalize, which it leaves to PMIx's
+# thread, and the mark that this rank is finalized.
+SLOW_ANSWER = r"""
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+
+static thread_local bool left = false;
+
+extern "C" ssize_t write(int file, const void* text, size_t size) {
+  static auto* next = reinterpret_cast<decltype(&write)>(dlsym(RTLD_NEXT, "write"));
+  static const bool in_mpirun = strcmp(program_invocation_short_name, "prterun") == 0;
+  left = in_mpirun && gettid() == getpid() && size == 8;  // wakes the other thread: eventfd(2)
+  return next(file, text, size);
+}
+
+extern "C" int pthread_mutex_unlock(pthread_mutex_t* mutex) noexcept {
+  static auto* next =
+      reinterpret_cast<int (*)(pthread_mutex_t*)>(dlsym(RTLD_NEXT, "pthread_mutex_unlock"));
+  const int code = next(mutex);
+  if (left) {
+    left = false;
+    usleep(20000);
+  }
+  return code;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "slow, of",
+    [(SLOW_SHUTDOWN, "rank"), (LATE_SHUTDOWN, "rank"), (SLOW_ANSWER, "mpirun")],
+    ids=["slow", "late", "answer"],
+)
 def test_no_program_of_a_command_meets_the_one_before(
-    driver: Path, run_command: Callable, tmp_path: Path, shutdown: str
+    driver: Path, run_command: Callable, tmp_path: Path, slow: str, of: str
 ) -> None:
     """Open MPI 5.0.11 gave it the addresses of that one, and the job hung: PMIx's issue 4113."""
-    source, library = tmp_path / "shutdown.cc", tmp_path / "shutdown.so"
-    source.write_text(shutdown)
+    source, library = tmp_path / "slow.cc", tmp_path / "slow.so"
+    source.write_text(slow)
     subprocess.run(["g++", "-shared", "-fPIC", source, "-o", library, "-ldl"], check=True)
     is_0 = '[ "$OMPI_COMM_WORLD_RANK" = 0 ]'
     program = f"{driver} 'nobody is missing'"
     # The second program of rank 1 is in MPI_Init when its first one is seen to disconnect.
-    first, second = f"{is_0} || export LD_PRELOAD={library}", f"{is_0} && sleep 3"
-    command = ("sh", "-c", f"({first}; {program}) && ({second}; {program})")
-    ended = run_command(mpirun_command(2, *command), {}, 30)
+    first = f"{is_0} || export LD_PRELOAD={library}" if of == "rank" else ":"
+    command = ("sh", "-c", f"({first}; {program}) && ({is_0} && sleep 3; {program})")
+    preload = {"LD_PRELOAD": str(library)} if of == "mpirun" else {}
+    ended = run_command(mpirun_command(2, *command), preload, 30)
     assert ended.returncode == 0, ended.output
     assert ended.lines_of(0) == ended.lines_of(1) == ["0 201"] * 2 * 51
 

@@ -1,6 +1,7 @@
 #include "comm/mpi_finalize_barrier.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <mpi.h>
 #include <netdb.h>
@@ -9,10 +10,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include "core/backoff.h"
 
@@ -60,6 +63,28 @@ int CopyServerConnection() {
   return copy;
 }
 
+// Makes the thread that keeps it end late.
+struct LateEnd {
+  ~LateEnd() { std::this_thread::sleep_for(MpiFinalizeBarrier::kDisconnectAfter); }
+};
+
+void OnPmixThread(int, void*) {
+  thread_local LateEnd end;
+  static_cast<void>(end);
+}
+
+// PMIx's client ends its thread when the server has answered its last message, and then disconnects.
+void DisconnectLate() {
+  using Done = void (*)(int status, void* data);
+  using Deregister = int (*)(size_t handler, Done done, void* data);
+  void* pmix = dlopen("libpmix.so.2", RTLD_LAZY | RTLD_NOLOAD);  // Open MPI's, if it is there
+  if (pmix == nullptr) return;
+  auto* deregister = reinterpret_cast<Deregister>(dlsym(pmix, "PMIx_Deregister_event_handler"));
+  // There is no such handler. PMIx says so on its thread, and we are after that.
+  if (deregister != nullptr) deregister(SIZE_MAX, OnPmixThread, nullptr);
+  dlclose(pmix);
+}
+
 // Neither end holds the connection any more.
 bool IsClosed(int connection) {
   tcp_info info{};
@@ -90,6 +115,7 @@ void MpiFinalizeBarrier::Prepare(bool waits) {
     memory_.Seal();
   }
   MPI_Comm_free(&host);
+  DisconnectLate();
   if (waits) server_ = CopyServerConnection();
 }
 
