@@ -13,7 +13,6 @@ import textwrap
 import time
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 

@@ -1,0 +1,96 @@
+"""`make test` runs tests side by side, and a few that failed again, alone: scripts/test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "test"
+# Of each lane, a test that fails the first so many times.
+TEST = """
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("one", range({tests}))
+{mark}
+def test_it(one):
+    before = Path(f"{place}-{{one}}")
+    times = len(before.read_text()) if before.exists() else 0
+    before.write_text("x" * (times + 1))
+    assert times >= {failures}
+"""
+
+
+@pytest.fixture
+def lanes(tmp_path):
+    """lanes(failures, tests=1) -> what scripts/test ended with where the tests of a lane fail so
+    many times: failures is by lane.
+    """
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  kubernetes\n  site\n")
+    places = {
+        "ops": "parallel/test_ops.py",
+        "hosts": "integration/test_hosts.py",
+        "preflight": "integration/test_preflight.py",
+        "py": "unit/ops_lib_py/test_py.py",
+        "cc": "unit/ops_lib_cc/test_cc.py",
+        "others": "unit/test_others.py",
+        "ssh": "integration/test_ssh_launcher.py",
+        "kubernetes": "integration/test_pods.py",
+        "site": "integration/test_site.py",
+    }
+
+    def run(failures, tests=1):
+        for lane, place in places.items():
+            path = tmp_path / "tests" / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(
+                TEST.format(
+                    tests=tests if lane in failures else 1,
+                    failures=failures.get(lane, 0),
+                    mark=f"@pytest.mark.{lane}" if lane in ("kubernetes", "site") else "",
+                    place=f"{tmp_path}/{lane}",
+                )
+            )
+        words = ["sh", SCRIPT, Path(sys.executable).parent]
+        return subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+
+    return run
+
+
+def times(tmp_path):
+    """How often the first test of each lane ran."""
+    return {one.name[:-2]: len(one.read_text()) for one in tmp_path.glob("*-0")}
+
+
+def test_what_fails_once_is_run_again_and_named(lanes, tmp_path):
+    ended = lanes({"ops": 1, "site": 1})
+    assert ended.returncode == 0, ended.stdout
+    _, _, told = ended.stdout.partition("and passed three times alone:\n")
+    assert told.splitlines()[:2] == [
+        "tests/integration/test_site.py::test_it[0]",
+        "tests/parallel/test_ops.py::test_it[0]",
+    ]
+    ran = times(tmp_path)
+    assert ran.pop("ops") == ran.pop("site") == 4
+    assert len(ran) == 7 and set(ran.values()) == {1}
+
+
+@pytest.mark.parametrize("lane", ["others", "kubernetes"])
+def test_what_fails_again_fails_the_run(lanes, lane):
+    ended = lanes({lane: 2})
+    assert ended.returncode == 1 and "passed three times alone" not in ended.stdout
+
+
+def test_many_that_fail_are_not_run_again(lanes, tmp_path):
+    ended = lanes({"ssh": 1}, tests=6)
+    assert ended.returncode == 1 and times(tmp_path)["ssh"] == 1
+
+
+def test_a_lane_without_its_report_fails_the_run(lanes, tmp_path):
+    (tmp_path / "tests" / "unit").mkdir(parents=True)
+    (tmp_path / "tests" / "unit" / "conftest.py").write_text("this is not Python\n")
+    assert lanes({"ops": 1}).returncode == 1
