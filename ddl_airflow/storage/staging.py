@@ -199,7 +199,7 @@ def stage(
                 meter.advance(0, files=1)
 
             def fetch(job: Sequence[StoredObject]) -> None:
-                if len(job) > 1:
+                if not growing and job[0].size <= CHUNK:  # one, too: removes what was left there
                     cache.fetch_small(store, job, meter.advance, came)
                     return
                 with ExitStack() as held:
