@@ -67,17 +67,16 @@ def clean_results(
     for obj in listed:
         if match := _PUBLISHED.fullmatch(obj.key):
             found[match[1]][obj.key[match.end(1) + 1 :]] = obj
-    yield from _retire(store, listed, found, dry_run)
     named, notes = _named(store, listed)
     for note in notes:
         _log.warning("%s", note)
+    to_restore = []
     for publication, objects in found.items():
         if SUCCESS in objects:
             continue
         target = store.at(publication)
         if publication in named:
-            if not dry_run:
-                restore(target)
+            to_restore.append(target)
             continue
         if now() - max(obj.modified for obj in objects.values()) <= LEFT_S:
             continue
@@ -97,6 +96,11 @@ def clean_results(
             yield Removed("unfinished upload", f"{store.uri}/{part.key}", part.nbytes)
             if not dry_run:
                 store.discard(part)
+    # At the end what takes room: the disk may have had none.
+    for target in to_restore:
+        if not dry_run:
+            restore(target)
+    yield from _retire(store, listed, found, dry_run)
 
 
 def _note(store: ObjectStore, publication: str) -> bool:

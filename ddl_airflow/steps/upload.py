@@ -44,7 +44,7 @@ from ddl_airflow.lineage.record import (
 from ddl_airflow.steps.base import StepTry, TransferLog
 from ddl_airflow.steps.checkpoints import drop_published
 from ddl_airflow.storage.filesystem import FolderStore, paths_below, why_private
-from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore
+from ddl_airflow.storage.store import PART_PREFIX, RETIRED, SUCCESS, ObjectStore
 
 # Lines in a log, each of a file that is not published.
 _MOST_SAID = 20
@@ -385,6 +385,8 @@ def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[tuple[Path,
             left.append((path, _OURS))
         elif _UNUSABLE.search(key):
             left.append((path, "no object can be called so. Rename it"))
+        elif path.name.startswith(PART_PREFIX):
+            left.append((path, "what is being written to a folder is called so. Rename it"))
         else:
             files[key] = target
     return files, left

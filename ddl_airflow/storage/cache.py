@@ -271,11 +271,14 @@ class Cache:
         os.replace(new, path)
 
     @contextmanager
-    def in_use(self, wait_s: float = 600.0) -> Iterator[None]:
+    def in_use(
+        self, wait_s: float = 600.0, waiting: Callable[[], object] = lambda: None
+    ) -> Iterator[None]:
         """Keeps all blobs, also those that no run links to yet. Many may do so at once.
 
         Args:
             wait_s: for who is ``alone``, and looks at all runs, to end.
+            waiting: called meanwhile, time and again; ends that by raising.
 
         Raises:
             StagingError: that one has not ended.
@@ -294,6 +297,7 @@ class Cache:
                 if not said:
                     _log.info("%s is being cleaned: waiting until that has ended", self.root)
                     said = True
+                waiting()
                 time.sleep(0.05)
             yield
 

@@ -13,11 +13,12 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.errors import FileRefused, PlaceTaken, SettingInvalid, StagingError
@@ -104,7 +105,8 @@ def clean_workspace(
 
     A run stays, whatever its age, while a process works in it, a scheduler has its job, or
     ``is_open``; with it stay its own experiment, and the blobs that its data are links to. An
-    experiment stays while a training works in it.
+    experiment with a name stays while a training works in it, and while a run that is to go on with
+    it is in a scheduler's hands or open.
 
     Args:
         workspace: the site's.
@@ -117,7 +119,7 @@ def clean_workspace(
     """
     with os_errors(workspace):
         yield from _runs(workspace, rules.runs, is_open, dry_run)
-        yield from _experiments(workspace, rules, dry_run)
+        yield from _experiments(workspace, rules, is_open, dry_run)
         if rules.cache_bytes is not None:
             yield from _cache(workspace, rules.cache_bytes, dry_run)
 
@@ -150,9 +152,15 @@ def _in_use(layout: RunLayout, is_open: Callable[[str, str], bool]) -> bool:
         run = read_object(layout.kept / "run.json", layout.workspace)
         if _works_in(str(run.get("experiment") or ""), layout):
             return True
-        run_id = run.get("run_id")
-        return isinstance(run_id, str) and is_open(layout.dag_id, run_id)
+        return _is_open(run, layout, is_open)
     return False
+
+
+def _is_open(
+    run: Mapping[str, Any], layout: RunLayout, is_open: Callable[[str, str], bool]
+) -> bool:
+    run_id = run.get("run_id")
+    return isinstance(run_id, str) and is_open(layout.dag_id, run_id)
 
 
 def _works_in(experiment: str, layout: RunLayout) -> bool:
@@ -178,10 +186,15 @@ def _left_in(root: Path, dry_run: bool) -> Iterator[Removed]:
                 _delete(path)
 
 
-def _experiments(workspace: Path, rules: Rules, dry_run: bool) -> Iterator[Removed]:
+def _experiments(
+    workspace: Path, rules: Rules, is_open: Callable[[str, str], bool], dry_run: bool
+) -> Iterator[Removed]:
     folder = experiments(workspace)
     yield from _half_removed(folder, dry_run)
+    wanted = _wanted(workspace, is_open) if rules.experiments is not None else ()
     for experiment in _folders(folder):
+        if experiment.name in wanted:
+            continue
         own = re.fullmatch(OWN_EXPERIMENT, experiment.name) is not None
         if own and any(workspace.glob(f"runs/*/{experiment.name}")):
             continue  # it goes with its run
@@ -189,6 +202,22 @@ def _experiments(workspace: Path, rules: Rules, dry_run: bool) -> Iterator[Remov
         age_s = time.time() - _newest(experiment)
         if keep is not None and age_s >= max(keep.total_seconds(), LEFT_S):
             yield from _removed("experiment", [experiment], None if own else experiment, dry_run)
+
+
+def _wanted(workspace: Path, is_open: Callable[[str, str], bool]) -> set[str]:
+    """The experiments with a name that runs which have not ended are to go on with."""
+    wanted = set()
+    for dag in _folders(workspace / "runs"):
+        for root in _folders(dag):
+            layout = RunLayout(workspace, dag.name, root.name)
+            with suppress(FileNotFoundError, FileRefused):
+                run = read_object(layout.kept / "run.json", workspace)
+                experiment = str(run.get("experiment") or "")
+                if is_experiment(experiment) and (
+                    layout.scheduled_job.exists() or _is_open(run, layout, is_open)
+                ):
+                    wanted.add(experiment)
+    return wanted
 
 
 def _removed(
@@ -203,7 +232,7 @@ def _removed(
                 return
     else:
         try:
-            with alone_in(place, "cleaning") if place else nullcontext():
+            with alone_in(place, "cleaning", makes_room=True) if place else nullcontext():
                 for folder, where in zip(folders, aside, strict=True):
                     folder.rename(where)
         except PlaceTaken:

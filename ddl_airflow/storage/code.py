@@ -148,7 +148,7 @@ def _copy_file(source: Path, target: Path, top: Path) -> None:
     os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
-def _scripts(source: Path, seen: set[Path]) -> tuple[list[str], list[str]]:
+def _scripts(source: Path, leave_out: set[Path]) -> tuple[list[str], list[str]]:
     """Names of the scripts, and of links that lead out of the folder."""
     names, left_out, top = [], [], source.resolve()
 
@@ -161,10 +161,11 @@ def _scripts(source: Path, seen: set[Path]) -> tuple[list[str], list[str]]:
             left_out.append(Path(folder).relative_to(source).as_posix())
             folders.clear()
             continue
-        if real in seen:  # left out, or a link that leads back
+        parts = Path(folder).relative_to(source).parts
+        above = {source.joinpath(*parts[:depth]).resolve() for depth in range(len(parts))}
+        if real in leave_out | above:
             folders.clear()
             continue
-        seen.add(real)
         folders[:] = sorted(
             f for f in folders if not f.startswith(".") and f not in _SKIPPED_FOLDERS
         )

@@ -103,7 +103,9 @@ def lock_of(folder: Path) -> Path:
 
 
 @contextmanager
-def alone_in(folder: Path, who: str, wait_s: float = 0.0) -> Iterator[int]:
+def alone_in(
+    folder: Path, who: str, wait_s: float = 0.0, *, makes_room: bool = False
+) -> Iterator[int]:
     """Keeps others, who ask in the same way, out of a folder.
 
     Yields a file descriptor. A process that inherits it keeps them out as well, for as long as it
@@ -113,17 +115,18 @@ def alone_in(folder: Path, who: str, wait_s: float = 0.0) -> Iterator[int]:
         folder: need not exist.
         who: asks; what others are told.
         wait_s: for whoever is in it to leave.
+        makes_room: others are not told who it is where the disk is too full for a name.
 
     Raises:
         PlaceTaken: somebody is in it, on this host or another that shares the file system.
-        StagingError: the file system has no locks.
+        StagingError: the file system has no locks, or no room.
     """
     with os_errors(folder):
         path = lock_of(folder)
         path.parent.mkdir(parents=True, exist_ok=True)
         # A link there would have another file truncated below. Others have no business in it.
         opened = open_beneath(path, path.parent, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-    with open(opened, "a+") as lock:
+    with open(opened, "a+b", buffering=0) as lock:
         deadline = time.monotonic() + wait_s
         while not _locked(lock.fileno(), path):
             if time.monotonic() > deadline:
@@ -136,8 +139,10 @@ def alone_in(folder: Path, who: str, wait_s: float = 0.0) -> Iterator[int]:
                 )
             time.sleep(_LOOK_S)
         lock.truncate(0)
-        lock.write(f"{who} on {socket.gethostname()}")
-        lock.flush()
+        text = f"{who} on {socket.gethostname()}".encode()
+        with suppress(*[NoSpace] if makes_room else []), os_errors(path):
+            while text:
+                text = text[lock.write(text) :]
         yield lock.fileno()
 
 

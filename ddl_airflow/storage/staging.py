@@ -169,9 +169,9 @@ def stage(
     facts = {"uri": store.uri, "fingerprint": digest, "nbytes": nbytes}
     marker = json.dumps(facts | ({"links": "hard"} if closed_cache else {})) + "\n"
 
-    with cache.in_use():
+    asking = Meter(progress if arrived else None, nbytes, len(objects))
+    with cache.in_use(waiting=lambda: asking.advance(0)):
         held, to_ask = cache.held(store, objects)
-        asking = Meter(progress if arrived else None, nbytes, len(objects))
 
         def ask(obj: StoredObject) -> None:
             cache.check_access(store, obj)

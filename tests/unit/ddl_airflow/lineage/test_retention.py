@@ -19,6 +19,7 @@ from ddl_airflow.operators.clean import clean_dag
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.marker import sealed
 from ddl_airflow.storage.publication import missing_from, publish
+from tests.integration.disk import tiny_disk
 
 DAY_S = 86400.0
 
@@ -85,6 +86,28 @@ def there(store):
     keys = [obj.key for obj in store.list() if not obj.key.startswith("_lineage/")]
     names = {"/".join(key.split("/")[:2]) for key in keys if key.count("/") > 1}
     return {name for name in names if not missing_from(store.at(name))}, names
+
+
+def test_a_full_disk_is_cleaned(tmp_path):
+    """What may go is deleted before any marker is moved, which takes room."""
+    with tiny_disk(tmp_path / "disk", 8 << 20) as disk:
+        store = FolderStore(disk / "results")
+        (tmp_path / "model").write_bytes(bytes(1 << 20))
+        for number in range(3):
+            marker = {"dag_id": "digits", "keep": 1}
+            files = {"model/graph": tmp_path / "model"}
+            done = publish(files, store, f"digits-{number}", marker=marker)
+            point(store, "digits", LATEST, f"digits-{number}/{done.name}", {})
+        assert len(clean(store)) == 2
+        point(store, "digits", LATEST, f"digits-2/{done.name}", {})
+        done = publish(files, store, "digits-3", marker=marker)
+        point(store, "digits", LATEST, f"digits-3/{done.name}", {})
+        with open(disk / "others", "ab", buffering=0) as others, suppress(OSError):
+            while True:
+                others.write(b"x" * 4096)
+        removed = clean(store, days=3)
+        assert [one.partition("/")[0] for one in removed] == ["digits-0", "digits-1", "digits-2"]
+        assert len(there(store)[0]) == 1 and len(there(store)[1]) == 2
 
 
 def test_the_newest_stay_and_what_a_pointer_or_its_history_names(published, store):

@@ -8,6 +8,7 @@ import json
 import os
 import pwd
 import re
+import shutil
 import textwrap
 from dataclasses import replace
 from datetime import timedelta
@@ -309,6 +310,19 @@ def test_results_that_are_called_as_something_of_ours_are_said_not_to_be_publish
     assert "the script's" not in {path.read_text(errors="replace") for path in published}
     assert {"rank-0.log", "events", "logs-of-mine"} <= {path.name for path in published}
     assert re.search(f"{name}' is not published: .* of ours of that name", capsys.readouterr().out)
+
+
+def test_what_is_beside_published_results_may_be_copied_among_those(trained, tmp_path, capsys):
+    dag, context, layout = trained
+    place = FolderStore(tmp_path / "beside")
+    place.put_if("production.json", b"{}", None)
+    place.put_if("production.json", b"[]", place.read_version("production.json")[1])
+    shutil.copytree(tmp_path / "beside", layout.result / "before")
+    (lock,) = (layout.result / "before").glob(".*")  # of who moves the pointer
+    dag.get_task("upload_results").execute(context)
+    names = {path.name for path in (tmp_path / "dags" / "results").rglob("*")}
+    assert "production.json" in names
+    assert f"{lock.name}' is not published: " in capsys.readouterr().out
 
 
 def test_what_the_ranks_user_keeps_private_is_named_and_what_may_be_of_the_model_not_left_out(

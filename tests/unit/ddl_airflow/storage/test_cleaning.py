@@ -5,13 +5,14 @@ import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
 import pytest
 
-from ddl_airflow.core.errors import SettingInvalid, StagingError
+from ddl_airflow.core.errors import NoSpace, SettingInvalid, StagingError
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.lineage.record import fix_run
 from ddl_airflow.storage import cleaning
@@ -19,6 +20,7 @@ from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.cleaning import Rules, clean_workspace, rules
 from ddl_airflow.storage.filesystem import FolderStore, alone_in
 from ddl_airflow.storage.staging import stage
+from tests.integration.disk import tiny_disk
 from tests.limits import until, within
 
 KEEP = Rules(runs=timedelta(days=30))
@@ -105,6 +107,46 @@ def test_a_run_of_a_named_experiment_stays_while_its_process_works(run, tmp_path
     wide.experiment.mkdir()
     list(clean_workspace(tmp_path, KEEP))
     assert not works.root.exists() and wide.experiment.is_dir()
+
+
+def test_a_named_experiment_stays_while_a_run_is_to_go_on_with_it(run, tmp_path):
+    """Its training is in a queue, or waits for a pool, and works nowhere yet."""
+    for name in ("queued", "open", "ended", "failed"):
+        layout = run(name, days=0.1 if name != "ended" else 3)
+        named = replace(layout, experiment_id=f"of-{name}")
+        fix_run(named, name, {}, {})
+        named.experiment.mkdir()
+        age(named.experiment, 40)
+        if name == "queued":
+            layout.scheduled_job.write_text("{}")
+    rules = Rules(experiments=timedelta(days=30))
+
+    def is_open(dag_id, run_id):
+        return run_id == "open"
+
+    for dry_run in (True, False):
+        gone = clean_workspace(tmp_path, rules, is_open, dry_run=dry_run)
+        places = sorted(os.path.basename(one.place) for one in gone)
+        assert places == ["of-ended", "of-failed"]
+    assert (tmp_path / "experiments" / "of-queued").is_dir()
+
+
+def test_a_full_disk_is_cleaned(tmp_path):
+    """Whoever cleans leaves a name where others look for it, if there is room."""
+    with tiny_disk(tmp_path / "disk", 8 << 20) as disk:
+        layouts = [RunLayout(disk, "digits", training_id("digits", n, "site")) for n in "ab"]
+        for layout in layouts:
+            layout.create()
+            (layout.kept / "run.json").write_text("{}")
+            age(layout.root, 40)
+        with open(disk / "others", "ab", buffering=0) as others, suppress(OSError):
+            while True:
+                others.write(b"x" * 4096)
+        # Who trains needs the name: cleaning tells by it who works in an experiment.
+        with pytest.raises(NoSpace), alone_in(disk / "place", "a training"):
+            pass
+        assert len(list(clean_workspace(disk, KEEP))) == 2
+        assert not any(layout.root.exists() for layout in layouts)
 
 
 def test_folders_that_no_path_reaches_stop_nobodys_cleaning(run, tmp_path):

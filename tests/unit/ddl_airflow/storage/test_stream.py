@@ -13,7 +13,7 @@ from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.staging import list_dataset, stage
 from ddl_airflow.storage.stream import Stream
-from tests.limits import until
+from tests.limits import until, within
 
 KEYS = ["a", "b", "sub/c", "sub/d", "sub/e"]
 
@@ -229,6 +229,16 @@ def test_the_end_is_seen_while_the_store_is_asked_for_access(
     with stream(workers=1):
         until(lambda: asked, 10)
     assert len(asked) < len(KEYS)
+
+
+def test_the_end_is_seen_while_the_cache_is_cleaned(stream, cache):
+    cache.root.mkdir()
+    with cache.alone() as alone:
+        assert alone
+        began = time.monotonic()
+        with stream():
+            time.sleep(0.3)
+        assert time.monotonic() - began < within(10)
 
 
 def test_wait_for_the_rest_may_be_given_up(stream, store):
