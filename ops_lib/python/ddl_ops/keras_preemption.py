@@ -188,15 +188,17 @@ class PreemptionCallback(keras.callbacks.Callback):
         if not left:
             return
         train = self.model.train_function
+        batch: Any = None
 
         def take_over() -> None:
             self.model.train_function = train
+            self._build_metrics(batch)
             mid_epoch.read_own(path, PLACEMENT.rank, self._own())
 
         def read_only(iterator: Any) -> dict[str, Any]:
-            nonlocal left
+            nonlocal left, batch
             for _ in range(min(left, self.model.steps_per_execution)):
-                next(iterator)
+                batch = next(iterator)
                 left -= 1
             if left:
                 return {}
@@ -205,3 +207,9 @@ class PreemptionCallback(keras.callbacks.Callback):
 
         self._take_over = take_over
         self.model.train_function = read_only
+
+    def _build_metrics(self, batch: Any) -> None:
+        """Those of compile() have variables from the first batch on that the model sees."""
+        metrics = getattr(self.model, "_compile_metrics", None)
+        if metrics is not None and not metrics.built and batch is not None:
+            self.model._symbolic_build(data_batch=batch)

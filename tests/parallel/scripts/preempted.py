@@ -202,7 +202,7 @@ def by_keras(of_several: bool) -> None:
             model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
             optimizer = keras.optimizers.Adam(0.01)
         optimizers = [ddl.keras.DistributedOptimizer(optimizer)]
-        model.compile(*optimizers, "mse")
+        model.compile(*optimizers, "mse", metrics=["mae"])
     callbacks = [
         ddl.keras.BroadcastCallback(),
         ddl.keras.MetricAverageCallback(),
