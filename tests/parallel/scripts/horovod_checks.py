@@ -567,6 +567,11 @@ def batches_are_normalised_by_the_moments_of_all() -> None:
     assert np.allclose(layer.moving_variance, rows.var(0), atol=1e-6)
     expected = (everyone[RANK] - rows.mean(0)) / np.sqrt(rows.var(0) + 1e-3)
     assert np.allclose(normalised, expected, atol=1e-5)
+    # Raw features: the mean of the squares says nothing of their variance.
+    large = (everyone + [0, 1000, 30000]).astype("float32")
+    layer(tf.constant(large[RANK]), training=True)
+    variances = large.reshape(-1, 3).astype("float64").var(0)
+    assert np.allclose(layer.moving_variance, variances, rtol=1e-3), layer.moving_variance
 
 
 @check
@@ -622,6 +627,41 @@ def five_passes(average: bool) -> tuple[list[tuple[float, float]], int]:
         step(tf.constant(factor))
         seen.append((float(shared.numpy()), float(local.numpy())))
     return seen, int(optimizer.iterations.numpy())
+
+
+@check
+def passes_of_other_variables_are_not_added_up_with_them() -> None:
+    """As where layers are frozen, and others no more, after passes that made no update."""
+    for graph in (False, True):
+        optimizer = hvd_keras.DistributedOptimizer(
+            keras.optimizers.SGD(1.0), backward_passes_per_step=2
+        )
+        one, other = keras.Variable([0.0]), keras.Variable([0.0])
+        wide = keras.Variable([0.0, 0.0])
+        optimizer.build([one, other, wide])
+
+        for gradients, variables in [
+            ([[1.0], [1.0, 1.0]], [one, wide]),
+            ([[0.0]], [other]),
+            ([[RANK + 2.0], [3.0, 3.0]], [other, wide]),
+            ([[0.0], [0.0, 0.0]], [other, wide]),
+        ]:
+            # A variable that tf.function is given, also as a default, would come as its value.
+            apply = applying(optimizer, variables)
+            apply = tf.function(apply) if graph else apply
+            apply([tf.constant(gradient) for gradient in gradients])
+        assert np.allclose(one.numpy(), 0.0) and np.allclose(wide.numpy(), -3.0)
+        assert np.allclose(other.numpy(), -MEAN - 1.0), (graph, other.numpy())
+        refused = ""
+        try:
+            optimizer.apply([tf.constant([1.0]), None], [other, wide])
+        except ValueError as error:
+            refused = str(error)
+        assert "has no gradient" in refused, refused
+
+
+def applying(optimizer, variables):
+    return lambda gradients: optimizer.apply(gradients, variables)
 
 
 @check

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from ddl_ops.gradients import mark_reduced
 
 from horovod.tensorflow.gradient_reduction import DistributedGradients
+from horovod.tensorflow.util import key_of
 
 v1 = tf.compat.v1
 
@@ -42,13 +43,16 @@ class LocalGradientAggregation:
         self._reduce = reduce
         self._average = average
         self._session = session
-        self._sums: list[Any] = []
+        self._sums: dict[Any, Any] = {}  # by the variable that they are of
         self.counter: Any = None
 
     def compute(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """What is to be applied, or the sums so far. A None must be None in each pass.
+        """What is to be applied, or the sums so far.
 
-        Raises ValueError for IndexedSlices, unless sparse_as_dense is set.
+        Sums of variables that are not among these are dropped with the last pass.
+
+        Raises ValueError for IndexedSlices, unless sparse_as_dense is set, and for a variable that
+        had a gradient and has none now.
         """
         if not self._reduce.reduction.sparse_as_dense and any(
             isinstance(gradient, tf.IndexedSlices) for gradient in gradients
@@ -59,11 +63,18 @@ class LocalGradientAggregation:
             )
         dense = [None if one is None else tf.convert_to_tensor(one) for one in gradients]
         present = [i for i, one in enumerate(dense) if one is not None]
-        if self.counter is None:
-            self._build([(dense[i], variables[i]) for i in present])
+        for variable, gradient in zip(variables, dense, strict=True):
+            if gradient is None and key_of(variable) in self._sums:
+                raise ValueError(
+                    f"{variable.name} has no gradient, and had one in an earlier pass. With "
+                    "backward_passes_per_step > 1 a variable must have one in each pass, or in none."
+                )
+        pairs = {key_of(variables[i]): (dense[i], variables[i]) for i in present}
+        self._build({key: pair for key, pair in pairs.items() if key not in self._sums})
+        sums = [self._sums[key_of(variables[i])] for i in present]
         added = [
             total.assign_add(dense[i], read_value=False)
-            for total, i in zip(self._sums, present, strict=True)
+            for total, i in zip(sums, present, strict=True)
         ]
         with tf.control_dependencies(_ops(added)):
             counted = self.counter.assign_add(1, read_value=False)
@@ -71,35 +82,40 @@ class LocalGradientAggregation:
             results = _either(
                 tf.equal(self.counter.read_value(), self._passes),
                 lambda: self._reduced(variables, present),
-                lambda: [total.read_value() for total in self._sums],
+                lambda: [total.read_value() for total in sums],
             )
         for i, one in zip(present, results, strict=True):
             dense[i] = tf.identity(one)
             mark_reduced(dense[i], self._reduce.reduction.ranks)
         return dense
 
-    def _build(self, pairs: Sequence[tuple[Any, Any]]) -> None:
+    def _build(self, missing: Mapping[Any, tuple[Any, Any]]) -> None:
+        """Makes the sums of these gradients and their variables, and the counter at first."""
         with tf.init_scope():
             options: dict[str, Any] = {"trainable": False, "use_resource": True}
             if not tf.executing_eagerly():
                 options["collections"] = [v1.GraphKeys.LOCAL_VARIABLES]
             with tf.name_scope("horovod_aggregation"):
-                self._sums = [
-                    v1.Variable(tf.zeros(variable.shape, gradient.dtype), **options)
-                    for gradient, variable in pairs
-                ]
-                self.counter = v1.Variable(0, dtype=tf.int32, **options)
-            if self._session is not None and not tf.executing_eagerly():
-                self._session().run(v1.variables_initializer([*self._sums, self.counter]))
+                made = {
+                    key: v1.Variable(tf.zeros(variable.shape, gradient.dtype), **options)
+                    for key, (gradient, variable) in missing.items()
+                }
+                self._sums |= made
+                begun = list(made.values())
+                if self.counter is None:
+                    self.counter = v1.Variable(0, dtype=tf.int32, **options)
+                    begun.append(self.counter)
+            if begun and self._session is not None and not tf.executing_eagerly():
+                self._session().run(v1.variables_initializer(begun))
 
     def _reduced(self, variables: Sequence[Any], present: Sequence[int]) -> list[Any]:
         sums: list[Any] = [None] * len(variables)  # where there is none, ranks must agree on that
-        for total, i in zip(self._sums, present, strict=True):
-            sums[i] = total.read_value()
+        for i in present:
+            sums[i] = self._sums[key_of(variables[i])].read_value()
         combined = self._reduce(sums, variables)
         reduced = [combined[i] for i in present]
         with tf.control_dependencies(reduced if not tf.executing_eagerly() else []):
-            cleared = [total.assign(tf.zeros_like(total)) for total in self._sums]
+            cleared = [total.assign(tf.zeros_like(total)) for total in self._sums.values()]
             cleared.append(self.counter.assign(0))
         with tf.control_dependencies(cleared if not tf.executing_eagerly() else []):
             passes = self._passes if self._average else 1

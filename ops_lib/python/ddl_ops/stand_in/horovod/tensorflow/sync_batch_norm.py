@@ -14,10 +14,10 @@ def _over_ranks(mean: Any, variance: Any) -> tuple[Any, Any]:
     """Moments of all ranks' batches, which count equally, from those of this rank's."""
     if size() == 1:
         return mean, variance
-    together = allreduce(
-        tf.stack([mean, variance + tf.square(mean)]), op=Average, name="SyncBatchNormalization"
-    )
-    return together[0], together[1] - tf.square(together[0])
+    of_all = allreduce(mean, op=Average, name="SyncBatchNormalization.mean")
+    # Not by the mean of the squares, in which a small variance of large values is lost.
+    variance += tf.square(mean - of_all)
+    return of_all, allreduce(variance, op=Average, name="SyncBatchNormalization.variance")
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
