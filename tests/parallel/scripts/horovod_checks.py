@@ -484,8 +484,13 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
 def keras_trains_one_model_with_every_callback() -> None:
     optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
     assert hvd_keras.DistributedOptimizer(optimizer) is optimizer
-    again = hvd.DistributedOptimizer(optimizer)
-    assert again is not optimizer
+    first = float(optimizer.learning_rate)
+    optimizer.learning_rate = 0.625
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        again = hvd.DistributedOptimizer(optimizer)
+    assert again is not optimizer and float(again.learning_rate) == first
+    assert ("by now it has 0.625. If you have set that" in said.getvalue()) == (RANK == 0)
+    optimizer.learning_rate = first
     assert "already" in raised(ValueError, lambda: hvd.DistributedOptimizer(again))
     model = model_of(optimizer)
     folder = hvd.broadcast_object(tempfile.mkdtemp())

@@ -14,7 +14,7 @@ import tensorflow as tf
 from ddl_ops import keras_optimizer
 from ddl_ops.gradients import is_reduced, keeping_marks, mark_reduced, was_combined
 
-from horovod.common.basics import require_initialized
+from horovod.common.basics import rank, require_initialized
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregation
 from horovod.tensorflow.gradient_reduction import DistributedGradients, Reduction
 from horovod.tensorflow.tape import weights_of
@@ -68,11 +68,30 @@ def distribute(
     """
     require_initialized()
     if (another := getattr(optimizer, "_hvd_another", None)) is not None:
-        return _distributed(another(), reduction, passes, average_passes)
+        made = _distributed(another(), reduction, passes, average_passes)
+        if rank() == 0 and (rates := _rates(made, optimizer)):
+            print(
+                f"ddl: rank 0: WARNING: this {type(optimizer).__name__} was wrapped before, and a "
+                f"new one is made as it was at first, with a learning rate of {rates[0]:g}; by now "
+                f"it has {rates[1]:g}. If you have set that, set it on what DistributedOptimizer "
+                "returns.",
+                file=sys.stderr,
+                flush=True,
+            )
+        return made
     another = _maker_of(optimizer)
     optimizer = _distributed(optimizer, reduction, passes, average_passes)
     optimizer._hvd_another = another
     return optimizer
+
+
+def _rates(*optimizers: Any) -> list[float]:
+    """Their learning rates, if these are numbers, and differ."""
+    try:
+        rates = [float(optimizer.learning_rate) for optimizer in optimizers]
+    except (AttributeError, TypeError, ValueError):  # schedules, or tensors of a graph
+        return []
+    return rates if len(set(rates)) > 1 else []
 
 
 def _maker_of(optimizer: Any) -> Callable[[], Any] | None:
