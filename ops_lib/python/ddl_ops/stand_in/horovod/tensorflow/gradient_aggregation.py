@@ -67,7 +67,7 @@ class LocalGradientAggregation:
             if gradient is None and key_of(variable) in self._sums:
                 raise ValueError(
                     f"{variable.name} has no gradient, and had one in an earlier pass. With "
-                    "backward_passes_per_step > 1 each variable must have one in all passes, or none."
+                    "backward_passes_per_step > 1 a variable must have one in all passes or none."
                 )
         pairs = {key_of(variables[i]): (dense[i], variables[i]) for i in present}
         self._build({key: pair for key, pair in pairs.items() if key not in self._sums})
