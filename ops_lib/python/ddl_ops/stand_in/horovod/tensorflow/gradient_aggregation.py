@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from ddl_ops.gradients import mark_reduced
@@ -14,10 +14,26 @@ from horovod.tensorflow.util import key_of
 v1 = tf.compat.v1
 
 
+class _Sums(NamedTuple):
+    """Of a set of variables.
+
+    Attributes:
+        present: the places of those that have a gradient.
+        totals: of these.
+        counter: passes since the last update.
+    """
+
+    present: list[int]
+    totals: list[Any]
+    counter: Any
+
+
 class LocalGradientAggregation:
     """Sums gradients of `passes` calls; of each last one, the ranks combine the sums.
 
-    In TensorFlow 1 graphs its variables are local ones: neither saved nor broadcast.
+    Each set of variables has sums and passes of its own: as of a generator and a critic, or before
+    and after layers were frozen. In TensorFlow 1 graphs these are local variables: neither saved
+    nor broadcast.
 
     Args:
         passes: backward_passes_per_step.
@@ -27,7 +43,8 @@ class LocalGradientAggregation:
             them; else the script initialises local variables.
 
     Attributes:
-        counter: passes since the last update, an int32 variable; None before the first.
+        counter: passes since the last update of the variables that were last given, an int32
+            variable; None before the first.
     """
 
     def __init__(
@@ -43,16 +60,14 @@ class LocalGradientAggregation:
         self._reduce = reduce
         self._average = average
         self._session = session
-        self._sums: dict[Any, Any] = {}  # by the variable that they are of
+        self._of: dict[tuple[Any, ...], _Sums] = {}
         self.counter: Any = None
 
     def compute(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """What is to be applied, or the sums so far.
 
-        Sums of variables that are not among these are dropped with the last pass.
-
         Raises ValueError for IndexedSlices, unless sparse_as_dense is set, and for a variable that
-        had a gradient and has none now.
+        has a gradient in some passes and none in others.
         """
         if not self._reduce.reduction.sparse_as_dense and any(
             isinstance(gradient, tf.IndexedSlices) for gradient in gradients
@@ -63,60 +78,57 @@ class LocalGradientAggregation:
             )
         dense = [None if one is None else tf.convert_to_tensor(one) for one in gradients]
         present = [i for i, one in enumerate(dense) if one is not None]
-        for variable, gradient in zip(variables, dense, strict=True):
-            if gradient is None and key_of(variable) in self._sums:
-                raise ValueError(
-                    f"{variable.name} has no gradient, and had one in an earlier pass. With "
-                    "backward_passes_per_step > 1 a variable must have one in all passes or none."
-                )
-        pairs = {key_of(variables[i]): (dense[i], variables[i]) for i in present}
-        self._build({key: pair for key, pair in pairs.items() if key not in self._sums})
-        sums = [self._sums[key_of(variables[i])] for i in present]
+        key = tuple(key_of(variable) for variable in variables)
+        if key not in self._of:
+            self._of[key] = self._build(present, [(dense[i], variables[i]) for i in present])
+        sums = self._of[key]
+        if other := {*present} ^ {*sums.present}:
+            raise ValueError(
+                f"{variables[min(other)].name} has a gradient in some passes and none in others. "
+                "With backward_passes_per_step > 1 it must have one in all, or in none."
+            )
+        self.counter = sums.counter
         added = [
             total.assign_add(dense[i], read_value=False)
-            for total, i in zip(sums, present, strict=True)
+            for total, i in zip(sums.totals, present, strict=True)
         ]
         with tf.control_dependencies(_ops(added)):
             counted = self.counter.assign_add(1, read_value=False)
         with tf.control_dependencies(_ops([counted])):
             results = _either(
                 tf.equal(self.counter.read_value(), self._passes),
-                lambda: self._reduced(variables, present),
-                lambda: [total.read_value() for total in sums],
+                lambda: self._reduced(variables, sums),
+                lambda: [total.read_value() for total in sums.totals],
             )
         for i, one in zip(present, results, strict=True):
             dense[i] = tf.identity(one)
             mark_reduced(dense[i], self._reduce.reduction.ranks)
         return dense
 
-    def _build(self, missing: Mapping[Any, tuple[Any, Any]]) -> None:
-        """Makes the sums of these gradients and their variables, and the counter at first."""
+    def _build(self, present: list[int], pairs: Sequence[tuple[Any, Any]]) -> _Sums:
         with tf.init_scope():
             options: dict[str, Any] = {"trainable": False, "use_resource": True}
             if not tf.executing_eagerly():
                 options["collections"] = [v1.GraphKeys.LOCAL_VARIABLES]
             with tf.name_scope("horovod_aggregation"):
-                made = {
-                    key: v1.Variable(tf.zeros(variable.shape, gradient.dtype), **options)
-                    for key, (gradient, variable) in missing.items()
-                }
-                self._sums |= made
-                begun = list(made.values())
-                if self.counter is None:
-                    self.counter = v1.Variable(0, dtype=tf.int32, **options)
-                    begun.append(self.counter)
-            if begun and self._session is not None and not tf.executing_eagerly():
-                self._session().run(v1.variables_initializer(begun))
+                totals = [
+                    v1.Variable(tf.zeros(variable.shape, gradient.dtype), **options)
+                    for gradient, variable in pairs
+                ]
+                counter = v1.Variable(0, dtype=tf.int32, **options)
+            if self._session is not None and not tf.executing_eagerly():
+                self._session().run(v1.variables_initializer([*totals, counter]))
+        return _Sums(present, totals, counter)
 
-    def _reduced(self, variables: Sequence[Any], present: Sequence[int]) -> list[Any]:
-        sums: list[Any] = [None] * len(variables)  # where there is none, ranks must agree on that
-        for i in present:
-            sums[i] = self._sums[key_of(variables[i])].read_value()
-        combined = self._reduce(sums, variables)
-        reduced = [combined[i] for i in present]
+    def _reduced(self, variables: Sequence[Any], sums: _Sums) -> list[Any]:
+        given: list[Any] = [None] * len(variables)  # where there is none, ranks must agree on that
+        for total, i in zip(sums.totals, sums.present, strict=True):
+            given[i] = total.read_value()
+        combined = self._reduce(given, variables)
+        reduced = [combined[i] for i in sums.present]
         with tf.control_dependencies(reduced if not tf.executing_eagerly() else []):
-            cleared = [total.assign(tf.zeros_like(total)) for total in self._sums.values()]
-            cleared.append(self.counter.assign(0))
+            cleared = [total.assign(tf.zeros_like(total)) for total in sums.totals]
+            cleared.append(sums.counter.assign(0))
         with tf.control_dependencies(cleared if not tf.executing_eagerly() else []):
             passes = self._passes if self._average else 1
             return [tf.identity(one) / tf.cast(passes, one.dtype) for one in reduced]
