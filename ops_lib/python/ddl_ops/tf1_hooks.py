@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import CodeType
 from typing import Any
 
 import tensorflow as tf  # noqa: TID253
@@ -95,12 +96,40 @@ def _hook_runs() -> None:
 def _hook_optimizers() -> None:
     # All optimizers of tf.compat.v1.train end here; those that wrap another call the inner one.
     base = optimizer_module.Optimizer
-    apply_gradients = base.apply_gradients
+    base.apply_gradients = _reducing(base.apply_gradients)
+    _hook_subclasses(base)
 
+    def hook(cls: type, **kwargs: Any) -> None:
+        super(base, cls).__init_subclass__(**kwargs)
+        _hook_own(cls)
+
+    base.__init_subclass__ = classmethod(hook)
+    _hook_loss_scaling()
+
+
+def _hook_subclasses(kind: type) -> None:
+    for one in kind.__subclasses__():
+        _hook_own(one)
+        _hook_subclasses(one)
+
+
+def _hook_own(kind: type) -> None:
+    """An optimizer of the script's that applies gradients by itself, as BERT's does."""
+    own = vars(kind).get("apply_gradients")
+    code = getattr(own, "__code__", None)
+    if code is not None and not _names(code, "apply_gradients"):
+        kind.apply_gradients = _reducing(own)  # type: ignore[attr-defined]
+
+
+def _names(code: CodeType, name: str) -> bool:
+    """Whether a function, or one within it, names an attribute: then it calls another's, hooked."""
+    within = (one for one in code.co_consts if isinstance(one, CodeType))
+    return name in code.co_names or any(_names(one, name) for one in within)
+
+
+def _reducing(apply_gradients: Any) -> Callable[..., Any]:
     @functools.wraps(apply_gradients)
-    def apply_reduced(
-        self: Any, grads_and_vars: Iterable[Any], global_step: Any = None, name: str | None = None
-    ) -> Any:
+    def apply_reduced(self: Any, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
         if (other := averaged_by_both(g for g, _ in pairs)) and PLACEMENT.rank == 0:
             print(
@@ -109,10 +138,9 @@ def _hook_optimizers() -> None:
                 "averaged twice to no effect: remove `import ddl`.",
                 file=sys.stderr,
             )
-        return apply_gradients(self, grads_reduce(pairs), global_step, name)
+        return apply_gradients(self, grads_reduce(pairs), *args, **kwargs)
 
-    base.apply_gradients = apply_reduced
-    _hook_loss_scaling()
+    return apply_reduced
 
 
 def _hook_loss_scaling() -> None:
@@ -155,7 +183,8 @@ def hook_initialisers() -> None:
 def equal_start(own_initializer: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A variable's `initializer` whose op also assigns rank 0's value. It is a collective.
 
-    Local variables keep their own. String variables do too: they hold no weights.
+    Local variables keep their own. So do those that are no part of the model, neither trained nor
+    among the global ones, which may hold a rank's data; and strings, which are no weights.
     """
 
     @functools.wraps(own_initializer)
@@ -168,8 +197,7 @@ def equal_start(own_initializer: Callable[[Any], Any]) -> Callable[[Any], Any]:
         made_from, made = getattr(variable, _START, (None, None))
         if made_from is own:
             return made
-        local = own.graph.get_collection(tf.compat.v1.GraphKeys.LOCAL_VARIABLES)
-        if variable.dtype.base_dtype == tf.string or any(variable is other for other in local):
+        if variable.dtype.base_dtype == tf.string or not _is_of_model(variable, own.graph):
             return own
         # The scope keeps the names alike on all ranks, whoever else has asked for initialisers.
         with (
@@ -186,6 +214,15 @@ def equal_start(own_initializer: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return made
 
     return initializer
+
+
+def _is_of_model(variable: Any, graph: Any) -> bool:
+    keys = tf.compat.v1.GraphKeys
+    if any(variable is other for other in graph.get_collection(keys.LOCAL_VARIABLES)):
+        return False
+    return variable.trainable or any(
+        variable is other for other in graph.get_collection(keys.GLOBAL_VARIABLES)
+    )
 
 
 def described_by_itself(to_proto: Callable[..., Any]) -> Callable[..., Any]:

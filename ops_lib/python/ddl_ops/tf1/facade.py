@@ -11,12 +11,26 @@ from typing import Any
 
 from tensorflow.compat import v1, v2  # noqa: TID253
 from tensorflow.python.client import session as session_module  # noqa: TID253
-from tensorflow.python.framework import load_library, ops, tensor  # noqa: TID253
+from tensorflow.python.framework import (  # noqa: TID253
+    indexed_slices,
+    load_library,
+    ops,
+    tensor,
+)
+from tensorflow.python.layers import normalization  # noqa: TID253
 from tensorflow.python.ops import (  # noqa: TID253
+    array_ops,
+    array_ops_stack,
+    cond,
+    control_flow_assert,
+    control_flow_case,
+    control_flow_ops,
     ref_variable,
     resource_variable_ops,
+    variable_scope,
     variable_v1,
     variables,
+    while_loop,
 )
 from tensorflow.python.util import deprecation, lazy_loader  # noqa: TID253
 
@@ -51,7 +65,7 @@ class TensorFlow1(ModuleType):
         self.__all__ = [name for name in dir(v1) if not name.startswith("_")]
         with deprecation.silence():
             v1.disable_v2_behavior()
-        ops.Tensor = tensor.Tensor  # where it was; tf_slim looks there too
+        _put_back_where_it_was()
         _intercept_variables()
         _place_softly()
         _answer_for_ddl_mdr()
@@ -73,6 +87,19 @@ class TensorFlow1(ModuleType):
 
     def __dir__(self) -> list[str]:
         return sorted({*self.__all__, *self.__dict__, *_OVERLAID})
+
+
+def _put_back_where_it_was() -> None:
+    """What TensorFlow has moved to modules of its own since; tf_slim looks for it there, too."""
+    ops.Tensor = tensor.Tensor
+    ops.IndexedSlices = indexed_slices.IndexedSlices
+    array_ops.stack = array_ops_stack.stack
+    array_ops.unstack = array_ops_stack.unstack
+    control_flow_ops.Assert = control_flow_assert.Assert
+    control_flow_ops.case = control_flow_case.case
+    control_flow_ops.cond = cond.cond
+    control_flow_ops.while_loop = while_loop.while_loop
+    variable_scope.variable = variable_v1.VariableV1
 
 
 def _intercept_variables() -> None:
@@ -169,6 +196,9 @@ def _settle_keras(itself: ModuleType) -> None:
                     value._initialize()
         # `import keras` gives v1.keras, and scripts ask for its version.
         keras_2 = importlib.import_module("tf_keras")
+        # TensorFlow looks for these outside its `src`.
+        layers = importlib.import_module("tf_keras.src.legacy_tf_layers.normalization")
+        normalization.normalization = layers
         importlib.import_module("tf_keras.api._v1.keras").__version__ = keras_2.__version__
         return
     v1.keras = _Missing("tensorflow.keras")

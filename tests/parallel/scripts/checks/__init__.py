@@ -27,6 +27,18 @@ with EARLY_GRAPH.as_default():
     )
 v1.enable_resource_variables()
 
+
+class EarlyOptimizer(v1.train.Optimizer):
+    """Applies gradients by itself, as that of BERT does: w - gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(use_locking=False, name="EarlyOptimizer")
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        updates = [w.assign(w - g) for g, w in grads_and_vars if g is not None]
+        return tf.group(*updates, name=name)
+
+
 import ddl  # noqa: E402
 
 # Whether ranks of one host play several, as tests/parallel/test_transports.py has them.

@@ -20,6 +20,7 @@ from checks import (
     EARLY,
     EARLY_GRAPH,
     EARLY_LOCAL,
+    EarlyOptimizer,
     assert_same_everywhere,
     check,
     digest,
@@ -295,6 +296,40 @@ def tf1_ranks_end_with_equal_weights() -> None:
         train_tf1([w, b, unused], loss, x)
 
 
+class LateOptimizer(EarlyOptimizer):
+    """Another of the kind."""
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        def update(pair):
+            return pair[1].assign_sub(pair[0], use_locking=False)
+
+        return tf.group(*map(update, grads_and_vars), name=name)
+
+
+class Doubling(EarlyOptimizer):
+    """Hands on what it has changed to another's, which averages."""
+
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+        return super().apply_gradients([(2 * g, w) for g, w in grads_and_vars], *args, **kwargs)
+
+
+@check
+def tf1_optimizers_that_apply_gradients_themselves_average_them() -> None:
+    for optimizer, factor in ((EarlyOptimizer(), 1), (LateOptimizer(), 1), (Doubling(), 2)):
+        with tf.Graph().as_default() as graph:
+            w = v1.get_variable("w", [2], initializer=v1.zeros_initializer())
+            idle = v1.get_variable("idle", [2], initializer=v1.zeros_initializer())
+            pairs = optimizer.compute_gradients(tf.reduce_sum(w) * RANK)
+            assert pairs.pop()[1] is idle
+            train = optimizer.apply_gradients(grads_and_vars=pairs, name="train")
+            kinds = [op.type for op in graph.get_operations()]
+            assert kinds.count("AllReduceN") == 1, kinds
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                session.run(train)
+                np.testing.assert_allclose(session.run(w), [-factor * (SIZE - 1) / 2] * 2)
+
+
 @check
 def tf1_variables_made_before_import_start_equal() -> None:
     with EARLY_GRAPH.as_default():
@@ -342,6 +377,12 @@ def tf1_single_initialisers_start_equal() -> None:
             session.run(local.initializer)
             if SIZE > 1:
                 assert len(set(on_all_ranks(digest([session.run(local)])[:60]))) == SIZE
+            # Data of each rank, as TensorFlow's documents preload them.
+            given = v1.placeholder(tf.float32, [2])
+            for kind in (True, False):
+                data = v1.Variable(given, trainable=False, collections=[], use_resource=kind)
+                session.run(data.initializer, {given: [RANK, RANK]})
+                np.testing.assert_array_equal(session.run(data), [RANK, RANK])
             # One rank alone: a variable's load() is no start.
             if RANK == 0:
                 first.load([7.0, 8.0, 9.0], session)

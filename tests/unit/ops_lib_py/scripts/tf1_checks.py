@@ -5,7 +5,9 @@ With the argument `without-legacy` the packages of that extra are as if not inst
 
 from __future__ import annotations
 
+import ast
 import gzip
+import importlib
 import os
 import struct
 import subprocess
@@ -308,6 +310,73 @@ def legacy_layers_and_slim_learn() -> None:
     hidden = tf.layers.dropout(tf.layers.dense(hidden, 16, tf.nn.relu), 0.1, training=True)
     logits = tf.layers.dense(hidden, 2)
     learns(tf.losses.sparse_softmax_cross_entropy(y, logits), {x: ROWS, y: CLASSES})
+
+
+@check
+def legacy_slim_finds_all_that_it_asks_of_tensorflow() -> None:
+    import tf_slim
+
+    folder, missing = Path(tf_slim.__file__).parent, set()
+    for path in folder.rglob("*.py"):
+        if path.name.endswith("_test.py"):
+            continue
+        tree, modules = ast.parse(path.read_text()), {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tensorflow."):
+                of = importlib.import_module(node.module)
+                for one in node.names:
+                    name = f"{node.module}.{one.name}"
+                    module = getattr(of, one.name, None) or importlib.import_module(name)
+                    modules[one.asname or one.name] = name, module
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                name, module = modules.get(node.value.id, ("", None))
+                try:
+                    found = not name or hasattr(module, node.attr)
+                except ImportError:
+                    found = False
+                if not found:
+                    missing.add(f"{name}.{node.attr}")
+    assert not missing, sorted(missing)
+
+
+@check
+def legacy_slim_trains_with_clipped_gradients_and_batch_norm() -> None:
+    from tensorflow.contrib import slim
+
+    training = tf.placeholder(tf.bool, [])
+    norm = {"normalizer_fn": slim.batch_norm, "normalizer_params": {"is_training": training}}
+    hidden = slim.conv2d(tf.reshape(ROWS, [-1, 2, 4, 1]), 16, [2, 2], padding="VALID", **norm)
+    hidden = slim.fully_connected(slim.flatten(hidden), 16, **norm)
+    logits = slim.fully_connected(hidden, 2, activation_fn=None)
+    loss = tf.losses.sparse_softmax_cross_entropy(CLASSES, logits)
+    train = slim.learning.create_train_op(
+        loss, tf.train.AdamOptimizer(0.01), clip_gradient_norm=1.0, summarize_gradients=True
+    )
+    further = tf.contrib.layers.optimize_loss(
+        loss, tf.train.get_global_step(), 0.01, "Adam", clip_gradients=1.0, name="further"
+    )
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        losses = [session.run([train, further], {training: True})[0] for _ in range(60)]
+        tested = session.run(loss, {training: False})
+    assert losses[-1] < 0.3 * losses[0] and tested < losses[0], (losses, tested)
+
+
+@check
+def legacy_nets_of_slim_can_be_built() -> None:
+    from tensorflow.contrib import slim
+    from tensorflow.contrib.slim.nets import inception_v3, resnet_v1, resnet_v2, vgg
+
+    pictures = tf.zeros([1, 224, 224, 3])
+    with slim.arg_scope(resnet_v1.resnet_arg_scope()):
+        resnet_v1.resnet_v1_50(pictures, 10, is_training=True)
+        resnet_v2.resnet_v2_50(pictures, 10, is_training=False)
+    with slim.arg_scope(inception_v3.inception_v3_arg_scope()):
+        inception_v3.inception_v3(tf.zeros([1, 299, 299, 3]), 10)
+    with slim.arg_scope(vgg.vgg_arg_scope()):
+        vgg.vgg_16(pictures, 10)
+    assert len(tf.trainable_variables()) > 400, len(tf.trainable_variables())
 
 
 @check
