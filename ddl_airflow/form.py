@@ -14,6 +14,8 @@ from ddl_airflow.core.manifest.sections.launchers import launcher_kind, offered_
 from ddl_airflow.core.plan import Plan
 
 _RUN = "This run"
+# Of a pattern: browsers end there, and Python also before a last newline.
+_END = r"$(?!\n)"
 
 
 def form(manifest: Manifest, steps: Plan, launchers: Sequence[str] = ()) -> dict[str, Param]:
@@ -57,7 +59,7 @@ def form(manifest: Manifest, steps: Plan, launchers: Sequence[str] = ()) -> dict
             description="Which one becomes the model: latest, or a step.",
             section=_RUN,
             type="string",
-            pattern="^(latest|0|[1-9][0-9]*)$",
+            pattern=f"^(latest|0|[1-9][0-9]*){_END}",
         )
     most = max(tries.attempts for tries in steps.tries.values())
     fields["attempts"] = Param(
@@ -77,7 +79,7 @@ def form(manifest: Manifest, steps: Plan, launchers: Sequence[str] = ()) -> dict
             "none: an experiment of this run's own.",
             section=_RUN,
             type=["null", "string"],
-            pattern=f"^{EXPERIMENT}$",
+            pattern=f"^{EXPERIMENT}{_END}",
         )
     fields["dry_run"] = Param(
         False,

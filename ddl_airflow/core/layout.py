@@ -42,6 +42,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddl_airflow.core.beneath import make_folder, share_folder
+from ddl_airflow.core.errors import SettingInvalid
 
 
 def training_id(dag_id: str, run_id: str, site: str) -> str:
@@ -72,9 +73,9 @@ OWN_EXPERIMENT = r".*-[0-9a-f]{32}"  # of one training: its id
 EXPERIMENT = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}"
 
 
-def is_experiment(name: str) -> bool:
+def is_experiment(name: object) -> bool:
     """Whether an experiment may be called so: it is the name of a folder."""
-    return re.fullmatch(EXPERIMENT, name) is not None
+    return isinstance(name, str) and re.fullmatch(EXPERIMENT, name) is not None
 
 
 def experiments(workspace: Path) -> Path:
@@ -97,6 +98,9 @@ class RunLayout:
         ranks_group: id of the group of the user that ranks run as, where that is another than
             Airflow's. Then they write in the folders that are theirs, and see of the workspace no
             more than their run, while one of its steps runs.
+
+    Raises:
+        SettingInvalid: no experiment can be called so.
     """
 
     workspace: Path
@@ -104,6 +108,13 @@ class RunLayout:
     training_id: str
     experiment_id: str = ""
     ranks_group: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.experiment_id != "" and not is_experiment(self.experiment_id):
+            raise SettingInvalid(
+                f"experiment_id: {ascii(self.experiment_id)[:60]} is no name. Use A-Z, a-z, 0-9, "
+                "_, . and -."
+            )
 
     @property
     def root(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
@@ -11,12 +12,16 @@ from typing import Any
 from ddl_airflow.core.errors import SettingInvalid, SettingUnknown
 
 
-def check_settings(given: Iterable[str], known: Iterable[str] | None) -> None:
-    """Raises SettingUnknown, with the nearest name, for what is not in the trigger form.
+def check_settings(given: Mapping[str, Any], known: Iterable[str] | None) -> None:
+    """Refuses what the trigger form does not have, or cannot hold to its bounds.
 
     Args:
-        given: names in the run's ``conf``.
+        given: the run's ``conf``.
         known: names in the form; None if nobody says what there is.
+
+    Raises:
+        SettingUnknown: a name is not in the form; with the nearest that is.
+        SettingInvalid: a number is NaN or infinite. In JSON Schema it is within any bounds.
     """
     if known is None:
         return
@@ -28,6 +33,9 @@ def check_settings(given: Iterable[str], known: Iterable[str] | None) -> None:
         there = f"There is: {', '.join(known)}." if known else "The manifest has no parameters."
         fix = f"Did you mean {near[0]}?" if near else there
         raise SettingUnknown(f"the run's setting {name[:60]!r} is not known. {fix}")
+    for name, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SettingInvalid(f"{name} is {value}, wanted a number.")
 
 
 def text_of(value: Any) -> str:

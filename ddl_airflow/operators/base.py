@@ -57,6 +57,7 @@ from ddl_airflow.steps.base import (
     WaitForJob,
     prepared,
 )
+from ddl_airflow.storage.experiments import owners_of
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.workspace import check_mounted
 
@@ -74,7 +75,14 @@ def layout_of(context: Any) -> RunLayout:
 
     Raises:
         StagingError: the workspace is not mounted.
+        SettingInvalid: the run's experiment has no name that a folder can have.
     """
+    asked = context["params"].get("experiment_id")
+    return replace(_layout_alone(context), experiment_id="" if asked is None else asked)
+
+
+def _layout_alone(context: Any) -> RunLayout:
+    """The folder of the run, of no experiment but its own."""
     run, place = context["dag_run"], workspace()
     with os_errors(place):
         check_mounted(place, Path(AIRFLOW_HOME) / _SEEN)
@@ -83,9 +91,17 @@ def layout_of(context: Any) -> RunLayout:
         place,
         run.dag_id,
         training_of(run.dag_id, run.run_id),
-        context["params"].get("experiment_id") or "",
-        pwd.getpwnam(user).pw_gid if user else None,
+        ranks_group=pwd.getpwnam(user).pw_gid if user else None,
     )
+
+
+def _admitted_layout(context: Any) -> RunLayout:
+    """The folder of the run; of the experiment that it asks for only if that is its DAG's."""
+    with suppress(SettingInvalid):
+        layout = layout_of(context)
+        if layout.dag_id in owners_of(layout.workspace, layout.experiment_id):
+            return layout
+    return _layout_alone(context)
 
 
 def ranks_user() -> str:
@@ -380,7 +396,7 @@ class StepOperator(PrototypedOperator):
             raise
         except BaseException as error:
             try:
-                self._note(layout_of(context), context, error)
+                self._note(_admitted_layout(context), context, error)
             except (DdlError, OSError) as unnoted:  # the log has it all the same
                 self.log.warning("the Training tab will not show why this failed: %s", unnoted)
             raise

@@ -18,9 +18,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 from ddl_airflow.core import environment
 from ddl_airflow.core.beneath import check_folder
 from ddl_airflow.core.connections import FindConnection, own_connection
-from ddl_airflow.core.errors import DdlError, SettingInvalid, StagingError
+from ddl_airflow.core.errors import DdlError, StagingError
 from ddl_airflow.core.job import JobSpec, StartedJob
-from ddl_airflow.core.layout import RunLayout, is_experiment
+from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import ScriptStep, Step, StoreReference
 from ddl_airflow.lineage.record import Run, has_part, keep_so_far
 from ddl_airflow.steps.job import RunningJob
@@ -242,16 +242,12 @@ def prepared(layout: RunLayout, *, staged: bool, experiment: str, scripts: bool)
 
     Raises:
         StagingError: this is another host's disk.
-        SettingInvalid: the run's experiment has no name that a folder can have.
+        SettingInvalid: the run's experiment is another DAG's.
     """
     layout.failure.unlink(missing_ok=True)  # the run goes on
     if staged:
         _check_staged(layout)
     if name := layout.experiment_id:
-        if not is_experiment(name):
-            raise SettingInvalid(
-                f"experiment_id: {ascii(name[:60])} is no name. Use A-Z, a-z, 0-9, _, . and -."
-            )
         claim(layout.workspace, name, layout.dag_id, in_manifest=name == experiment)
     layout.create()
     for folder in layout.folders:

@@ -14,6 +14,22 @@ from ddl_airflow.storage.filesystem import alone_in
 _OTHERS_CLAIM_S = 10.0
 
 
+def owners_of(workspace: Path, experiment: str) -> dict[str, bool]:
+    """The DAGs whose an experiment is, each with whether its manifest names it.
+
+    Raises:
+        FileRefused: what is known of it cannot be read.
+    """
+    try:
+        return read_object(_owners(workspace, experiment), workspace)
+    except FileNotFoundError:
+        return {}
+
+
+def _owners(workspace: Path, experiment: str) -> Path:
+    return experiments(workspace) / ".owners" / f"{experiment}.json"
+
+
 def claim(workspace: Path, experiment: str, dag_id: str, *, in_manifest: bool) -> None:
     """Makes an experiment that nobody has the DAG's, and refuses another DAG's.
 
@@ -37,13 +53,10 @@ def claim(workspace: Path, experiment: str, dag_id: str, *, in_manifest: bool) -
             f"not of {dag_id}, or no longer there. Choose another name."
         )
     folder = experiments(workspace) / experiment
-    path = experiments(workspace) / ".owners" / f"{experiment}.json"
+    path = _owners(workspace, experiment)
     path.parent.mkdir(parents=True, exist_ok=True)
     with alone_in(path, dag_id, _OTHERS_CLAIM_S):
-        try:
-            owners = read_object(path, workspace)
-        except FileNotFoundError:
-            owners = {}
+        owners = owners_of(workspace, experiment)
         shared = in_manifest and all(owners.values())
         if owners and dag_id not in owners and not shared:
             raise SettingInvalid(

@@ -113,6 +113,8 @@ def test_what_the_manifest_allows_is_taken(fields, conf):
         {"attempts": 10},
         {"dry_run": "true"},
         {"experiment_id": "../x"},
+        {"experiment_id": "x\n"},
+        {"checkpoint": "latest\n"},
         {"experiment_id": ""},
     ],
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.plan import Step, TrainStep
 from ddl_airflow.lineage.record import fixed_run, write_part
 from ddl_airflow.manifest_dag import dag_from
-from ddl_airflow.operators.base import StepOperator, rank_python
+from ddl_airflow.operators.base import StepOperator, layout_of, rank_python
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.site import training_of, workspace
 from ddl_airflow.steps import base
@@ -219,8 +220,34 @@ def test_a_run_goes_on_with_no_experiment_of_another_dag(workspace, context_of):
     Task(task_id="t").execute(context_of("one", experiment_id="wide"))
     with pytest.raises(AirflowFailException, match="'wide' is an experiment of one"):
         Task(task_id="t", experiment="wide").execute(context_of("two", experiment_id="wide"))
-    with pytest.raises(AirflowFailException, match="is no name"):
-        Task(task_id="t").execute(context_of("two", experiment_id="../../two"))
+    # Nor does anybody look there for what the run has left.
+    record = json.loads((layout_of(context_of("two")).kept / "record.json").read_text())
+    assert record["run"]["experiment"] == layout_of(context_of("two")).training_id
+
+
+@pytest.mark.parametrize("name", ["../../outside/two", "{tmp_path}/outside/two", "two\n", 5, False])
+@pytest.mark.parametrize("settings", [None, ["nodes"]])
+def test_what_is_no_name_of_an_experiment_makes_no_folder(
+    workspace, context_of, tmp_path, settings, name
+):
+    name = name.format(tmp_path=tmp_path) if isinstance(name, str) else name
+    context = context_of("two", experiment_id=name)
+    context["dag_run"].conf = {"experiment_id": name}
+    with pytest.raises(AirflowFailException, match=r"SettingInvalid: experiment_id: .* is no name"):
+        Task(task_id="t", settings=settings).execute(context)
+    assert not [path for path in tmp_path.rglob("*") if path.name in ("outside", "two\n")]
+    # Why is in the run's folder, as for any other failure.
+    failure = json.loads(layout_of(context_of("two")).failure.read_text())
+    assert failure["error"] == "SettingInvalid"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_none_is_refused(workspace, context_of, value):
+    """JSON Schema finds it within any bounds, and Python's JSON reads and writes it."""
+    context = context_of("some-dag", rate=value)
+    context["dag_run"].conf = {"rate": value}
+    with pytest.raises(AirflowFailException, match=f"rate is {value}, wanted a number"):
+        Task(task_id="t", settings=["rate"]).execute(context)
 
 
 def test_an_unmounted_workspace_is_not_built_anew(workspace, context_of, tmp_path):

@@ -26,6 +26,7 @@ from playwright.sync_api import expect
 
 from ddl_airflow.core.errors import TensorBoardRefused
 from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.storage.experiments import claim
 from tests.event_files import losses, write_events
 from tests.limits import until, within
 from tests.ui.conftest import shot
@@ -213,6 +214,7 @@ def test_a_record_that_lies_about_its_length_is_left_alone(boards, layout):
 
 def test_a_named_experiment_is_shown(boards, layout):
     (layout.kept / "record.json").write_text(json.dumps({"run": {"experiment": "shared"}}))
+    claim(layout.workspace, "shared", layout.dag_id, in_manifest=True)
     write_events(layout.workspace / "experiments" / "shared" / "eval", losses())
     at = boards(layout.workspace).start(layout)
     until(lambda: len(runs(at)) == 2, 20)
@@ -382,6 +384,14 @@ def test_workers_know_each_others_addresses(configured):
         )
         token = token or done.stdout.split()[-1]
     assert done.stdout.splitlines()[-1] == "('digits', 'one')"
+
+
+def test_an_experiment_of_another_dag_is_not_shown(boards, layout):
+    """Which a run may have asked for, and been refused."""
+    (layout.kept / "record.json").write_text(json.dumps({"run": {"experiment": "others"}}))
+    claim(layout.workspace, "others", "another", in_manifest=True)
+    write_events(layout.workspace / "experiments" / "others" / "eval", losses())
+    assert runs(boards(layout.workspace).start(layout)) == ["logs/train"]
 
 
 def test_where_no_key_is_set_the_setting_is_named(monkeypatch, app, layout):
