@@ -97,9 +97,10 @@ def _layout_alone(context: Any) -> RunLayout:
 
 def _admitted_layout(context: Any) -> RunLayout:
     """The folder of the run; of the experiment that it asks for only if that is its DAG's."""
-    with suppress(SettingInvalid):
+    with suppress(SettingInvalid, FileRefused, OSError):
         layout = layout_of(context)
-        if layout.dag_id in owners_of(layout.workspace, layout.experiment_id):
+        named = layout.experiment_id
+        if not named or layout.dag_id in owners_of(layout.workspace, named):
             return layout
     return _layout_alone(context)
 

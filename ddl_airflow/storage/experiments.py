@@ -18,7 +18,7 @@ def owners_of(workspace: Path, experiment: str) -> dict[str, bool]:
     """The DAGs whose an experiment is, each with whether its manifest names it.
 
     Raises:
-        FileRefused: what is known of it cannot be read.
+        FileRefused, OSError: what is known of it cannot be read.
     """
     try:
         return read_object(_owners(workspace, experiment), workspace)

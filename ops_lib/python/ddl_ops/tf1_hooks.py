@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -94,7 +95,7 @@ def _hook_runs() -> None:
 
 
 def _hook_optimizers() -> None:
-    # All optimizers of tf.compat.v1.train end here; those that wrap another call the inner one.
+    # TensorFlow's own end here; those that wrap another call the inner one.
     base = optimizer_module.Optimizer
     base.apply_gradients = _reducing(base.apply_gradients)
     _hook_subclasses(base)
@@ -114,15 +115,21 @@ def _hook_subclasses(kind: type) -> None:
 
 
 def _hook_own(kind: type) -> None:
-    """An optimizer of the script's that applies gradients by itself, as BERT's does."""
-    own = vars(kind).get("apply_gradients")
-    code = getattr(own, "__code__", None)
+    """An optimizer of the script's that applies gradients by itself, as BERT's does.
+
+    One that hands them on, changed perhaps, is left: they are averaged where they arrive.
+    """
+    owner = next(one for one in kind.__mro__ if "apply_gradients" in vars(one))
+    if owner is not kind and issubclass(owner, optimizer_module.Optimizer):
+        return  # it has been looked at itself
+    own = vars(owner)["apply_gradients"]
+    code = getattr(inspect.unwrap(own), "__code__", None)
     if code is not None and not _names(code, "apply_gradients"):
         kind.apply_gradients = _reducing(own)  # type: ignore[attr-defined]
 
 
 def _names(code: CodeType, name: str) -> bool:
-    """Whether a function, or one within it, names an attribute: then it calls another's, hooked."""
+    """Whether a function, or one within it, names an attribute."""
     within = (one for one in code.co_consts if isinstance(one, CodeType))
     return name in code.co_names or any(_names(one, name) for one in within)
 
@@ -183,8 +190,8 @@ def hook_initialisers() -> None:
 def equal_start(own_initializer: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A variable's `initializer` whose op also assigns rank 0's value. It is a collective.
 
-    Local variables keep their own. So do those that are no part of the model, neither trained nor
-    among the global ones, which may hold a rank's data; and strings, which are no weights.
+    Local variables keep their own. So do those that are neither trained nor in a collection of the
+    model's, which may hold a rank's data; and strings, which are no weights.
     """
 
     @functools.wraps(own_initializer)
@@ -217,12 +224,15 @@ def equal_start(own_initializer: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _is_of_model(variable: Any, graph: Any) -> bool:
+    def is_in(collection: str) -> bool:
+        others = graph.get_collection(collection)
+        return any(getattr(other, "op", None) is variable.op for other in others)
+
     keys = tf.compat.v1.GraphKeys
-    if any(variable is other for other in graph.get_collection(keys.LOCAL_VARIABLES)):
+    if is_in(keys.LOCAL_VARIABLES):
         return False
-    return variable.trainable or any(
-        variable is other for other in graph.get_collection(keys.GLOBAL_VARIABLES)
-    )
+    of_model = (keys.GLOBAL_VARIABLES, keys.MODEL_VARIABLES, keys.MOVING_AVERAGE_VARIABLES)
+    return variable.trainable or any(map(is_in, of_model))
 
 
 def described_by_itself(to_proto: Callable[..., Any]) -> Callable[..., Any]:

@@ -306,6 +306,17 @@ class LateOptimizer(EarlyOptimizer):
         return tf.group(*map(update, grads_and_vars), name=name)
 
 
+class Applies:
+    """What applies gradients by itself in any optimizer."""
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        return tf.group(*(w.assign(w - g) for g, w in grads_and_vars), name=name)
+
+
+class MixedIn(Applies, v1.train.AdamOptimizer):
+    """It comes with another class."""
+
+
 class Doubling(EarlyOptimizer):
     """Hands on what it has changed to another's, which averages."""
 
@@ -315,15 +326,19 @@ class Doubling(EarlyOptimizer):
 
 @check
 def tf1_optimizers_that_apply_gradients_themselves_average_them() -> None:
-    for optimizer, factor in ((EarlyOptimizer(), 1), (LateOptimizer(), 1), (Doubling(), 2)):
+    kinds_of = ((EarlyOptimizer, 1), (LateOptimizer, 1), (MixedIn, 1), (Doubling, 2))
+    for make, factor, before in [(*one, before) for one in kinds_of for before in (False, True)]:
+        optimizer = make()
         with tf.Graph().as_default() as graph:
             w = v1.get_variable("w", [2], initializer=v1.zeros_initializer())
             idle = v1.get_variable("idle", [2], initializer=v1.zeros_initializer())
             pairs = optimizer.compute_gradients(tf.reduce_sum(w) * RANK)
             assert pairs.pop()[1] is idle
+            if before:  # and not once more
+                pairs = ddl.grads_reduce(pairs)
             train = optimizer.apply_gradients(grads_and_vars=pairs, name="train")
             kinds = [op.type for op in graph.get_operations()]
-            assert kinds.count("AllReduceN") == 1, kinds
+            assert kinds.count("AllReduceN") == (2 if before and make is Doubling else 1), kinds
             with v1.Session() as session:
                 session.run(v1.global_variables_initializer())
                 session.run(train)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import shlex
 
 import pytest
@@ -60,11 +61,11 @@ def test_scripts_find_them_in_their_environment():
 
 
 def test_a_setting_that_no_form_has_is_named_with_the_nearest_one():
-    check_settings(["epochs"], ["epochs", "nodes"])
-    check_settings(["whatever"], None)
+    check_settings({"epochs": 3}, ["epochs", "nodes"])
+    check_settings({"whatever": math.nan}, None)
     with pytest.raises(SettingUnknown, match="'epoch' is not known. Did you mean epochs?"):
-        check_settings(["nodes", "epoch"], ["epochs", "nodes"])
+        check_settings({"nodes": 1, "epoch": 3}, ["epochs", "nodes"])
     with pytest.raises(SettingUnknown, match="There is: epochs, nodes."):
-        check_settings(["xyz"], ["nodes", "epochs"])
+        check_settings({"xyz": 1}, ["nodes", "epochs"])
     with pytest.raises(SettingUnknown, match="'xyz' is not known. The manifest has no parameters."):
-        check_settings(["xyz"], [])
+        check_settings({"xyz": 1}, [])

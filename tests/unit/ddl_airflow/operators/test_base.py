@@ -221,8 +221,25 @@ def test_a_run_goes_on_with_no_experiment_of_another_dag(workspace, context_of):
     with pytest.raises(AirflowFailException, match="'wide' is an experiment of one"):
         Task(task_id="t", experiment="wide").execute(context_of("two", experiment_id="wide"))
     # Nor does anybody look there for what the run has left.
-    record = json.loads((layout_of(context_of("two")).kept / "record.json").read_text())
-    assert record["run"]["experiment"] == layout_of(context_of("two")).training_id
+    assert noted_experiment(context_of("two")) == layout_of(context_of("two")).training_id
+    with pytest.raises(AirflowException, match="x"):
+        Task(task_id="t", error=StagingError("x")).execute(context_of("one", experiment_id="wide"))
+    assert noted_experiment(context_of("one")) == "wide"
+
+
+def noted_experiment(context):
+    layout = layout_of(context)
+    assert json.loads(layout.failure.read_text())["step"] == "t"
+    return json.loads((layout.kept / "record.json").read_text())["run"]["experiment"]
+
+
+def test_whose_an_experiment_is_cannot_be_read_and_the_run_says_so(workspace, context_of):
+    context = context_of("one", experiment_id="wide")
+    Task(task_id="t").execute(context)
+    (workspace / "experiments" / ".owners" / "wide.json").write_text("no JSON")
+    with pytest.raises(AirflowFailException, match="wide.json holds no JSON"):
+        Task(task_id="t").execute(context)
+    assert noted_experiment(context_of("one")) == layout_of(context_of("one")).training_id
 
 
 @pytest.mark.parametrize("name", ["../../outside/two", "{tmp_path}/outside/two", "two\n", 5, False])
@@ -235,7 +252,8 @@ def test_what_is_no_name_of_an_experiment_makes_no_folder(
     context["dag_run"].conf = {"experiment_id": name}
     with pytest.raises(AirflowFailException, match=r"SettingInvalid: experiment_id: .* is no name"):
         Task(task_id="t", settings=settings).execute(context)
-    assert not [path for path in tmp_path.rglob("*") if path.name in ("outside", "two\n")]
+    made = {path.name for path in tmp_path.rglob("*")}
+    assert not made & {"outside", "two\n", "5", "False"} and "experiment" not in made
     # Why is in the run's folder, as for any other failure.
     failure = json.loads(layout_of(context_of("two")).failure.read_text())
     assert failure["error"] == "SettingInvalid"

@@ -386,12 +386,16 @@ def test_workers_know_each_others_addresses(configured):
     assert done.stdout.splitlines()[-1] == "('digits', 'one')"
 
 
-def test_an_experiment_of_another_dag_is_not_shown(boards, layout):
+def test_an_experiment_of_another_dag_is_not_shown(layout):
     """Which a run may have asked for, and been refused."""
+    from ddl_airflow.plugin.tensorboard import folders_of
+
     (layout.kept / "record.json").write_text(json.dumps({"run": {"experiment": "others"}}))
     claim(layout.workspace, "others", "another", in_manifest=True)
-    write_events(layout.workspace / "experiments" / "others" / "eval", losses())
-    assert runs(boards(layout.workspace).start(layout)) == ["logs/train"]
+    assert folders_of(layout)["experiment"] == layout.experiment
+    # Nor one of which is not known whose it is.
+    (layout.workspace / "experiments" / ".owners" / "others.json").write_text("no JSON")
+    assert folders_of(layout)["experiment"] == layout.experiment
 
 
 def test_where_no_key_is_set_the_setting_is_named(monkeypatch, app, layout):
