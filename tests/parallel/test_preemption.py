@@ -113,8 +113,8 @@ def test_ranks_that_have_joined_end_with_the_others(compared):
 @pytest.mark.parametrize("way", ["keras", "gan"])
 def test_keras_goes_on_in_the_middle_of_an_epoch(compared, way):
     # After the last step of an epoch, too: its end, with a checkpoint, comes in the next job.
-    preempted, training = compared(2, way, 21, "step=4@1", "shim=14@0")
-    assert preempted == [4, 14], training.said
+    preempted, training = compared(2, way, 21, "step=5@1", "shim=14@0")
+    assert preempted == [5, 14], training.said
     logs = [
         (training.folder.parent / name / "logs").read_text() for name in ("asked", "undisturbed")
     ]

@@ -19,7 +19,12 @@ from ddl_ops.collectives import allreduce_n, barrier, bcast, join
 from ddl_ops.environment import PLACEMENT, checkpoint_folder
 from ddl_ops.equal_weights import mark_equal, require_equal
 from ddl_ops.gradients import name_in_order
-from ddl_ops.keras_optimizer import BROADCASTS, averages_by_itself, is_distributed
+from ddl_ops.keras_optimizer import (
+    BROADCASTS,
+    averages_by_itself,
+    is_distributed,
+    waiting_gradients,
+)
 
 _STOPPED_ALONE = (
     "Does each rank's val_loss differ? Put ddl.keras.MetricAverageCallback before EarlyStopping, "
@@ -149,8 +154,16 @@ class BroadcastCallback(keras.callbacks.Callback):
                 require_equal(self.model.trainable_variables)
 
     def _broadcast(self, root: int) -> None:
-        states = [one for each in optimizers_of(self.model) for one in each.variables]
+        optimizers = optimizers_of(self.model)
+        states = [one for each in optimizers for one in each.variables]
+        own = [each for each in optimizers if waiting_gradients(each)]
+        before = [int(each._iterations) for each in own]
+        waiting = [[keras.ops.copy(one) for one in waiting_gradients(each)] for each in own]
         broadcast_variables([*self.model.weights, *states], root)
+        for each, passes, gradients in zip(own, before, waiting, strict=True):
+            if int(each._iterations) == passes:  # else this rank is not where the root is
+                for variable, gradient in zip(waiting_gradients(each), gradients, strict=True):
+                    variable.assign(gradient)
 
 
 class JoinCallback(BroadcastCallback):

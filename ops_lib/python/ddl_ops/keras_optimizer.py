@@ -111,6 +111,18 @@ def is_distributed(optimizer: Any) -> bool:
     return hasattr(optimizer, _MARK) or hasattr(inner, _MARK)
 
 
+def waiting_gradients(optimizer: Any) -> list[Any]:
+    """The variables in which this rank adds up gradients of its own until they are averaged.
+
+    Within loss scaling, and of several optimizers in one, those of each pass are averaged at once:
+    they are not a rank's own.
+    """
+    if not hasattr(optimizer, _MARK) or not optimizer.gradient_accumulation_steps:
+        return []
+    found = getattr(optimizer, "_accumulated_gradients", [])
+    return [variable for variable in found if variable is not None]
+
+
 def _accumulate(optimizer: Any, steps: int) -> None:
     if steps < 1:
         raise ValueError(f"backward_passes_per_step is {steps}. Pass 1 or more.")

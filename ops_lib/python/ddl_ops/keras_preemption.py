@@ -14,6 +14,7 @@ from ddl_ops import mid_epoch, preemption
 from ddl_ops.arrays import barrier, have_joined
 from ddl_ops.environment import PLACEMENT, checkpoint_folder
 from ddl_ops.keras_callbacks import optimizers_of
+from ddl_ops.keras_optimizer import waiting_gradients
 from ddl_ops.lifecycle import initialised
 
 # Of a rank that is at another step than the others.
@@ -53,6 +54,7 @@ class PreemptionCallback(keras.callbacks.Callback):
         self._first = True
         self._saved = 0  # the step that this try goes on from; nothing has been trained before it
         self._take_over: Callable[[], None] | None = None  # while batches are passed over
+        self._optimizers: list[Any] = []  # those that had trained when it was saved
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._first = True
@@ -89,11 +91,12 @@ class PreemptionCallback(keras.callbacks.Callback):
             mid_epoch.remove(self._folder)
 
     def _own(self) -> list[Any]:
-        """What differs by rank: random generators and metrics."""
+        """What differs by rank: random generators, metrics, and gradients that are not averaged."""
         common = {id(variable) for variable in self.model.weights}
         others = [one for one in self.model.variables if id(one) not in common]
         known = {id(one) for one in others}
-        return others + [one for one in self.model.metrics_variables if id(one) not in known]
+        others += [one for one in self.model.metrics_variables if id(one) not in known]
+        return others + [one for each in self._optimizers for one in waiting_gradients(each)]
 
     def _trained(self) -> mid_epoch.Trained:
         """Of each optimizer the numbers of the weights that it trains; None before its first."""
@@ -119,9 +122,11 @@ class PreemptionCallback(keras.callbacks.Callback):
                 f"{len(optimizers)}. Remove it to go on from a checkpoint."
             )
         variables = list(weights)
+        self._optimizers = []
         for optimizer, numbers in zip(optimizers, trained, strict=True):
             if numbers is None:
                 continue
+            self._optimizers.append(optimizer)
             if not optimizer.built:
                 if None in numbers:
                     raise ValueError(
@@ -143,10 +148,10 @@ class PreemptionCallback(keras.callbacks.Callback):
         if step == self._saved:  # asked again, with no step done meanwhile, on any rank
             return
         self._trains()
-        partial = mid_epoch.begin(self._folder, step)
+        partial, common = mid_epoch.begin(self._folder, step), self._common()
         if PLACEMENT.rank == saver:
             place = mid_epoch.Place(step, self._epoch, self._batch, PLACEMENT.size)
-            mid_epoch.write_model(partial, place, self._common(), self._trained())
+            mid_epoch.write_model(partial, place, common, self._trained())
         mid_epoch.write_own(partial, PLACEMENT.rank, self._batch, self._own())
         if PLACEMENT.size > 1 and initialised():
             barrier(f"all have written in {partial.name}")

@@ -4,7 +4,7 @@ A folder ``preempted-<step>`` beside the checkpoints has ``place.json`` (epochs 
 number of ranks), ``model.npz`` with the weights and the optimizers' states, the same for all
 ranks, ``optimizers.json``, and of each rank ``rank-<n>.npz`` with its random generators, its
 metrics of the epoch so far, and the batches of it that this rank has done. It has that name when
-all of it is there.
+all of it is there and on the disk, and loses it before any of it is removed.
 
 ``optimizers.json`` has for each optimizer of the model the numbers of the weights that it trains,
 null for a variable that is no weight; or null for an optimizer that has trained nothing, of which
@@ -15,16 +15,21 @@ No Keras and no TensorFlow: variables are what has ``value``, ``shape``, ``dtype
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import re
 import shutil
+import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
+
+from ddl_ops.environment import PLACEMENT
 
 _NAME = "preempted-"
 _PLACE, _MODEL, _OPTIMIZERS = "place.json", "model.npz", "optimizers.json"
@@ -53,16 +58,28 @@ class Place:
 
 
 def newest(folder: Path) -> tuple[Path, Place] | None:
-    """The newest such folder in ``folder``; None if there is none."""
+    """The newest whole one in ``folder``; None if there is none."""
     found = [
         (int(match[1]), path)
         for path in folder.glob(f"{_NAME}*")
         if (match := re.fullmatch(rf"{_NAME}(\d+)", path.name))
     ]
-    if not found:
-        return None
-    _, path = max(found)
-    return path, Place(**json.loads((path / _PLACE).read_text("utf-8")))
+    for _, path in sorted(found, reverse=True):
+        try:
+            place = Place(**json.loads((path / _PLACE).read_text("utf-8")))
+            whole = all(map(zipfile.is_zipfile, [path / _MODEL, *path.glob("rank-*.npz")]))
+        except (FileNotFoundError, ValueError, TypeError):
+            whole = False
+        if whole:
+            return path, place
+        _say_damaged(path)
+    return None
+
+
+@functools.cache
+def _say_damaged(path: Path) -> None:
+    if PLACEMENT.rank == 0:
+        print(f"ddl: {path} is damaged or half written: nothing to go on from", flush=True)
 
 
 def begin(folder: Path, step: int) -> Path:
@@ -74,8 +91,10 @@ def write_model(partial: Path, place: Place, variables: Sequence[Any], optimizer
     """What one rank writes for all."""
     partial.mkdir(parents=True, exist_ok=True)
     _write(partial / _MODEL, variables)
-    (partial / _OPTIMIZERS).write_text(json.dumps(optimizers), "utf-8")
-    (partial / _PLACE).write_text(json.dumps(asdict(place)), "utf-8")
+    for name, said in ((_OPTIMIZERS, optimizers), (_PLACE, asdict(place))):
+        with (partial / name).open("w", encoding="utf-8") as file:
+            json.dump(said, file)
+            _to_disk(file)
 
 
 def write_own(partial: Path, rank: int, batch: int, variables: Sequence[Any]) -> None:
@@ -87,15 +106,36 @@ def write_own(partial: Path, rank: int, batch: int, variables: Sequence[Any]) ->
 def finish(partial: Path, folder: Path, step: int) -> None:
     """Gives it its name, and removes older ones. By one rank, when all have written."""
     final = folder / f"{_NAME}{step}"
+    _folder_to_disk(partial)
     os.replace(partial, final)
+    _folder_to_disk(folder)
     remove(folder, but=final)
 
 
 def remove(folder: Path, but: Path | None = None) -> None:
     """Removes all of them, also unfinished ones, but for one."""
-    for path in [*folder.glob(f"{_NAME}*"), *folder.glob(f".partial-{_NAME}*")]:
+    for path in folder.glob(f"{_NAME}*"):
         if path != but:
-            shutil.rmtree(path, ignore_errors=True)
+            # Whoever is killed meanwhile leaves none that is half there.
+            removed = folder / f".partial-{path.name}"
+            shutil.rmtree(removed, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                path.rename(removed)
+    for path in folder.glob(f".partial-{_NAME}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _to_disk(file: IO[Any]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _folder_to_disk(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def read_model(path: Path, variables: Sequence[Any]) -> None:
@@ -134,6 +174,7 @@ def _write(path: Path, variables: Sequence[Any], **more: np.generic) -> None:
     arrays = {f"{n}": value.reshape(-1).view(np.uint8) for n, value in enumerate(values)}
     with path.open("wb") as file:
         np.savez(file, **arrays, **more)
+        _to_disk(file)
 
 
 def _read(path: Path, variables: Sequence[Any]) -> None:

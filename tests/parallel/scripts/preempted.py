@@ -173,10 +173,10 @@ def by_keras(of_several: bool) -> None:
             data.epoch = epoch
 
         def on_train_batch_begin(self, batch, logs=None):
-            self.before = int(optimizers[0].iterations)
+            self.before = int(optimizers[0]._iterations)
 
         def on_train_batch_end(self, batch, logs=None):
-            step = int(optimizers[0].iterations)
+            step = int(optimizers[0]._iterations)
             if step != self.before and ddl.rank() == 0:
                 done(step)
             ask("step", step, ddl.rank())
@@ -200,7 +200,8 @@ def by_keras(of_several: bool) -> None:
         else:
             layers = [keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.5)]
             model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
-            optimizer = keras.optimizers.Adam(0.01)
+            # Between two steps it keeps what each rank has added up by itself.
+            optimizer = keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)
         optimizers = [ddl.keras.DistributedOptimizer(optimizer)]
         model.compile(*optimizers, "mse", metrics=["mae"])
     callbacks = [

@@ -380,6 +380,22 @@ def keras_accumulated_gradients_are_reduced_once_for_each_update() -> None:
 
 
 @check
+def keras_gradients_that_wait_at_the_end_of_a_fit_stay_each_ranks() -> None:
+    for callback in (ddl.keras.BroadcastCallback, ddl.keras.JoinCallback):
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((1,)), layer])
+        optimizer = ddl.keras.DistributedOptimizer(
+            keras.optimizers.SGD(1.0), backward_passes_per_step=2
+        )
+        # The gradient is the mean of the batch.
+        model.compile(optimizer, loss=lambda _, predicted: keras.ops.mean(predicted))
+        x = np.full((3, 1), 2.0 * RANK, "float32")
+        for _ in range(2):  # 2 x 3 steps are 3 updates
+            model.fit(x, x, batch_size=1, shuffle=False, verbose=0, callbacks=[callback()])
+        np.testing.assert_allclose(model.get_weights()[0], [[-3.0 * (SIZE - 1)]], rtol=1e-6)
+
+
+@check
 def keras_several_optimizers_in_one_accumulate_each_by_itself() -> None:
     def several(**more: int) -> keras.optimizers.Optimizer:
         first, other = keras.optimizers.SGD(0.5, **more), keras.optimizers.Adam(0.01, **more)
@@ -866,11 +882,16 @@ def _ends_preempted(fit: Callable[[], object], folder: Path, step: int) -> None:
 @check
 def keras_ranks_that_are_asked_to_end_go_on_with_the_batches_that_each_had_left() -> None:
     """Asked when some have joined, and again while batches that are done are passed over."""
+    for passes in (1, 2):
+        _ask_to_end_when_some_have_joined(passes)
+
+
+def _ask_to_end_when_some_have_joined(passes: int) -> None:
     batches = 4 + 2 * RANK
     most = 4 + 2 * (SIZE - 1)
     generator = np.random.RandomState(RANK)
     x, y = generator.randn(batches, 5).astype("float32"), generator.randn(batches, 3)
-    folder = Path(os.environ["DDL_PROGRESS"]).parent / f"{SIZE} preempted"
+    folder = Path(os.environ["DDL_PROGRESS"]).parent / f"{SIZE} preempted {passes}"
 
     class AsksAtBatch(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
@@ -884,7 +905,10 @@ def keras_ranks_that_are_asked_to_end_go_on_with_the_batches_that_each_had_left(
         layers = [keras.Input((5,)), keras.layers.Dropout(0.5), keras.layers.Dense(3)]
         model = keras.Sequential(layers)
         model.asked_at = asked_at
-        model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+        optimizer = ddl.keras.DistributedOptimizer(
+            keras.optimizers.Adam(0.01), backward_passes_per_step=passes
+        )
+        model.compile(optimizer, "mse")
         callbacks = [ddl.keras.JoinCallback(), AsksAtBatch(), ddl.keras.PreemptionCallback(folder)]
         options = {"epochs": 2, "batch_size": 1, "shuffle": False, "verbose": 0}
         model.logs = model.fit(x[:most], y[:most], callbacks=callbacks, **options).history
@@ -899,7 +923,7 @@ def keras_ranks_that_are_asked_to_end_go_on_with_the_batches_that_each_had_left(
         shutil.copytree(folder, folder / "fewer")
         model = fit(folder / "fewer", None, most=2)
         # Both batches of the first epoch had been done, and those of the second are trained with.
-        assert int(model.optimizer.iterations) == most - 1 + 2
+        assert int(model.optimizer.iterations) == (most - 1 + 2) // passes
         (folder / "fewer").rmdir()
     model = fit(folder, None)
     assert model.logs == undisturbed.logs, (model.logs, undisturbed.logs)
@@ -909,7 +933,7 @@ def keras_ranks_that_are_asked_to_end_go_on_with_the_batches_that_each_had_left(
         strict=True,
     )
     assert all(np.array_equal(*map(np.asarray, pair)) for pair in pairs)
-    assert int(model.optimizer.iterations) == 2 * most
+    assert int(model.optimizer.iterations) == 2 * most // passes
 
 
 @check

@@ -1,0 +1,72 @@
+"""Where a Keras training was when it had to make room: whole, or nothing to go on from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from ddl_ops import mid_epoch
+
+
+def save(folder: Path, step: int) -> Path:
+    """As one rank of one."""
+    variables = [SimpleNamespace(value=np.arange(4.0))]
+    partial = mid_epoch.begin(folder, step)
+    mid_epoch.write_model(partial, mid_epoch.Place(step, 1, 2, 1), variables, [])
+    mid_epoch.write_own(partial, 0, 2, variables)
+    mid_epoch.finish(partial, folder, step)
+    return folder / f"preempted-{step}"
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("name", ["place.json", "model.npz", "rank-0.npz"])
+@pytest.mark.parametrize("damage", [os.unlink, cut, lambda path: os.truncate(path, 0)])
+def test_a_damaged_one_is_passed_over(tmp_path, capfd, name, damage):
+    """As after a power cut."""
+    if name == "rank-0.npz" and damage is os.unlink:
+        pytest.skip("of a rank that was not there")
+    newer = save(tmp_path / "other", 9)
+    older = save(tmp_path, 7)
+    newer = newer.rename(tmp_path / newer.name)
+    assert mid_epoch.newest(tmp_path) == (newer, mid_epoch.Place(9, 1, 2, 1))
+    damage(newer / name)
+    for _ in range(2):
+        assert mid_epoch.newest(tmp_path) == (older, mid_epoch.Place(7, 1, 2, 1))
+    told = f"ddl: {newer} is damaged or half written: nothing to go on from"
+    assert capfd.readouterr().out.splitlines() == [told]
+    mid_epoch.remove(tmp_path)
+    assert mid_epoch.newest(tmp_path) is None and os.listdir(tmp_path) == ["other"]
+
+
+def test_who_is_killed_while_it_is_removed_leaves_none(tmp_path, monkeypatch):
+    save(tmp_path, 7)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_args, **_options: None)
+    mid_epoch.remove(tmp_path)
+    assert mid_epoch.newest(tmp_path) is None
+    monkeypatch.undo()
+    save(tmp_path, 7)
+    mid_epoch.remove(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    done = []
+    fsync, replace = os.fsync, os.replace
+
+    def noted(opened):
+        done.append(Path(os.readlink(f"/proc/self/fd/{opened}")).name)
+        fsync(opened)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "replace", lambda *of: (done.append("named"), replace(*of)))
+    save(tmp_path, 7)
+    before, after = done[: done.index("named")], done[done.index("named") :]
+    files = {"model.npz", "optimizers.json", "place.json", "rank-0.npz"}
+    assert {*before} == {*files, ".partial-preempted-7"} and after == ["named", tmp_path.name]
