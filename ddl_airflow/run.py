@@ -42,7 +42,7 @@ from pathlib import Path
 
 from ddl_airflow.core.cluster import Cluster, counted, parameter_servers
 from ddl_airflow.core.environment import DEFAULT_OPTIONS, of_run, of_script, of_training
-from ddl_airflow.core.errors import DdlError, SettingInvalid, SourceMissing
+from ddl_airflow.core.errors import DdlError, SettingInvalid, SourceMissing, SubmitFailed
 from ddl_airflow.core.hosts import Host, parse_host, parse_hostfile
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus, RankFailure
 from ddl_airflow.core.layout import RunLayout, make_workspace, training_id
@@ -497,9 +497,16 @@ def _run_elastic(options: argparse.Namespace, files: terminal.OutputFiles | None
                 looked_at=True,
             )
             watched = pool.watched() if options.host_discovery_script else nullcontext(_never)
-            with watched as changed:
-                ended, status = _run(training, options, files, changed)
-                moved = changed() and status.state is JobState.PREEMPTED
+            try:
+                with watched as changed:
+                    ended, status = _run(training, options, files, changed)
+                    moved = changed() and status.state is JobState.PREEMPTED
+            except SubmitFailed as error:  # as of a host that has gone since it was looked at
+                idle += 1
+                if not error.retryable or idle >= _MOST_IDLE:
+                    raise
+                _say_line(f"{str(error).rstrip('.')}. The hosts are looked at again.")
+                continue
             idle = 0 if commits.state() != before else idle + 1
             by_itself = _by_itself(status)
             alike = (alike + 1 if by_itself == last else 1) if by_itself else 0

@@ -141,7 +141,7 @@ class Pool:
         """Ranks on each host of the next start; waits for hosts if there are too few.
 
         Raises:
-            SettingInvalid: what names hosts cannot be started.
+            SettingInvalid: what names hosts cannot be started, and never was.
             SubmitFailed: too few were well, all the time that may be waited.
         """
         until = time.monotonic() + self._bounds.wait_s
@@ -150,8 +150,10 @@ class Pool:
             why = ""
             try:
                 slots = {host.name: host.slots or 1 for host in self._find()}
-            except SubmitFailed as error:
-                slots, why = {}, str(error)
+            except (SubmitFailed, SettingInvalid) as error:
+                if isinstance(error, SettingInvalid) and not self._slots:
+                    raise
+                slots, why = {}, str(error)  # it could be started before: it is being replaced
             wrong = self._look(slots) if slots else {}
             well = {name: number for name, number in slots.items() if name not in wrong}
             for name, what in wrong.items():

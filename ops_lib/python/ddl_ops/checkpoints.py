@@ -14,9 +14,10 @@ import re
 import sys
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # Of the file system, for now; not of what is in the file.
 _TROUBLE = frozenset(
@@ -33,6 +34,7 @@ _TROUBLE = frozenset(
 _CHECKPOINT = re.compile(r"(.+)-(\d+)\.index")
 # In the comment of a .keras file, which is an archive: Keras reads all entries, and no comment.
 _EPOCHS_DONE = "ddl_epochs_done"
+_BEST = "ddl_best"
 
 
 class TransformError(RuntimeError):
@@ -126,10 +128,22 @@ def choose(leftovers: Leftovers, wanted: str) -> Sequence[Checkpoint]:
     return found[:1]
 
 
-def note_epochs(path: Path | str, epochs: int) -> None:
-    """Notes in a ``.keras`` file how many epochs of its training are done, for newest_model()."""
+def note_epochs(path: Path | str, epochs: int, best: Mapping[str, float] | None = None) -> None:
+    """Notes in a ``.keras`` file how many epochs of its training are done, for newest_model().
+
+    Args:
+        path: the file.
+        epochs: that are done.
+        best: what it is the best model by, and how good it is; None: nothing is known.
+    """
     with zipfile.ZipFile(path, "a") as archive:
-        archive.comment = json.dumps({_EPOCHS_DONE: epochs}).encode()
+        archive.comment = json.dumps({_EPOCHS_DONE: epochs, _BEST: dict(best or {})}).encode()
+
+
+def noted_best(path: Path, metric: str) -> float | None:
+    """How good the best model is that is in a ``.keras`` file; None if that is not noted there."""
+    best = _noted(path).get(_BEST)
+    return best.get(metric) if isinstance(best, dict) else None
 
 
 def newest_model(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
@@ -263,12 +277,16 @@ def _step_of(path: Path) -> int | None:
 
 
 def _noted_epochs(path: Path) -> int | None:
+    return _noted(path).get(_EPOCHS_DONE)
+
+
+def _noted(path: Path) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(path) as archive:
             noted = json.loads(archive.comment)
-    except (zipfile.BadZipFile, EOFError, ValueError):
-        return None
-    return noted.get(_EPOCHS_DONE) if isinstance(noted, dict) else None
+    except (FileNotFoundError, zipfile.BadZipFile, EOFError, ValueError):
+        return {}
+    return noted if isinstance(noted, dict) else {}
 
 
 def _weights_crc(path: Path) -> int | None:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras  # noqa: TID253
@@ -14,7 +15,7 @@ import numpy as np
 import tensorflow as tf  # noqa: TID253
 
 from ddl_ops import progress
-from ddl_ops.checkpoints import note_epochs
+from ddl_ops.checkpoints import note_epochs, noted_best
 from ddl_ops.collectives import allreduce_n, barrier, bcast, join
 from ddl_ops.environment import PLACEMENT, checkpoint_folder
 from ddl_ops.equal_weights import mark_equal, require_equal
@@ -250,7 +251,8 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
     leaves the one before as it was. Place it after MetricAverageCallback if it monitors a metric.
 
     Each `.keras` file notes how many epochs are done, for ddl.keras.newest_checkpoint(): its name
-    may be any.
+    may be any. With `save_best_only` it notes how good it is, too: a fit() that goes on with a
+    later epoch replaces it by a better one only. One that begins with the first does not ask.
 
     Args:
         filepath: as ModelCheckpoint's, but that `{epoch}` counts the epochs that are done, also
@@ -272,6 +274,17 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
             # The folder's own braces are no fields of the name.
             filepath = os.path.join(folder.replace("{", "{{").replace("}", "}}"), name)
         super().__init__(filepath, *args, **options)
+        self._begins = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        super().on_train_begin(logs)
+        self._begins = True
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_begin(epoch, logs)
+        if self._begins and epoch > 0 and self.save_best_only and self.best is None:
+            self.best = noted_best(Path(self.filepath), self.monitor)
+        self._begins = False
 
     def _save_model(self, epoch: int, batch: int | None, logs: dict[str, Any] | None) -> None:
         if PLACEMENT.rank != 0:
@@ -288,7 +301,9 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
         save = self.model.save_weights if self.save_weights_only else self.model.save
         save(partial, overwrite=True)
         if partial.endswith(".keras"):
-            note_epochs(partial, done)
+            value = (logs or {}).get(self.monitor)
+            known = self.save_best_only and value is not None and np.ndim(value) == 0
+            note_epochs(partial, done, {self.monitor: float(value)} if known else None)
         os.replace(partial, path)
         if self.verbose:
             print(f"\nEpoch {epoch + 1}: saved {path}", flush=True)

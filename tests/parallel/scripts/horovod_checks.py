@@ -17,6 +17,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import horovod.keras
 import horovod.tensorflow as hvd
@@ -517,6 +518,8 @@ def keras_trains_one_model_with_every_callback() -> None:
     # Saved as an optimizer of Keras, and gone on with distributed.
     path = f"{folder}/model-best.keras"
     assert type(keras.models.load_model(path).optimizer) is keras.optimizers.SGD
+    if RANK == 0:
+        best_is_saved_whole(model, path)
     loaded = hvd_keras.load_model(path)
     assert loaded.optimizer.iterations.numpy() in (4, 8, 12, 16)
     loaded.train_on_batch(*rows())
@@ -526,6 +529,29 @@ def keras_trains_one_model_with_every_callback() -> None:
     again = type(optimizer).from_config(optimizer.get_config())
     again.apply([tf.constant(RANK + 1.0)], [variable := keras.Variable(0.0)])
     assert np.isclose(variable, -float(again.learning_rate.numpy()) * MEAN)
+
+
+def best_is_saved_whole(model: keras.Model, path: str) -> None:
+    assert os.listdir(os.path.dirname(path)) == ["model-best.keras"]
+    whole, save = Path(path).read_bytes(), model.save
+
+    def save_half(to: str, **options: object) -> None:
+        save(to, **options)
+        os.truncate(to, 100)
+        raise InterruptedError("as one that was killed")
+
+    callback = hvd_keras.callbacks.BestModelCheckpoint(monitor="loss", mode="min")
+    callback.set_model(model)
+    callback.on_epoch_begin(0)
+    model.save = save_half
+    try:
+        callback.on_epoch_end(0, {"loss": 1.0})
+    except InterruptedError:
+        assert Path(path).read_bytes() == whole
+    else:
+        raise AssertionError("no end")
+    finally:
+        del model.save
 
 
 @check

@@ -19,6 +19,7 @@ import ddl_ops
 import pytest
 
 from ddl_airflow import run
+from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.launchers.terminal import Lines
 from tests.limits import within
 
@@ -680,3 +681,30 @@ def test_ctrl_c_ends_the_ranks_while_nobody_reads_what_they_say(tmp_path, blocki
         os.close(reader)
         os.close(writer)
     assert [p.name for p in tmp_path.glob("pid-*") if runs(p.name.removeprefix("pid-"))] == []
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_host_that_goes_before_the_ranks_start_ends_no_elastic_job(
+    monkeypatch, tmp_path, capfd, times
+):
+    """The hosts are looked at again; but not for ever."""
+    starts = []
+
+    def start(*_args):
+        starts.append("")
+        if len(starts) <= times:
+            raise SubmitFailed("not all hosts are well. b: it does not answer")
+        raise SystemExit(0)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "_run", start)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own
+    words = ["--min-np", "1", "--hosts", "localhost:1", "python", "main.py"]
+    try:
+        code = run.main(words)
+    except SystemExit as ended:
+        code = ended.code
+    said = capfd.readouterr().err
+    assert code == (2 if times == 3 else 0), said
+    assert said.count("not all hosts are well. b: it does not answer") == times, said
+    assert said.count("The hosts are looked at again.") == min(times, 2), said

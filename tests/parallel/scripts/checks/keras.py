@@ -748,6 +748,34 @@ def keras_ranks_without_data_begin_later() -> None:
     assert_same_everywhere(model.get_weights())
 
 
+@check
+def keras_a_better_model_stays_where_a_later_try_is_worse() -> None:
+    model = keras_model(1)
+    if RANK > 0:
+        return
+    path = Path(os.environ["DDL_PROGRESS"]).parent / f"{SIZE} best" / "best.keras"
+
+    def train(epoch: int, *losses: float) -> bytes:
+        """As in a process of its own."""
+        callback = ddl.keras.CheckpointCallback(
+            path, monitor="loss", save_best_only=True, mode="min"
+        )
+        callback.set_model(model)
+        callback.on_train_begin()
+        for loss in losses:
+            callback.on_epoch_begin(epoch)
+            callback.on_epoch_end(epoch, {"loss": loss})
+            epoch += 1
+        return path.read_bytes()
+
+    best = train(0, 0.5, 0.3, 0.4)
+    assert train(2, 0.4, 0.35) == best
+    better = train(2, 0.4, 0.2)
+    assert better != best
+    # A training that begins anew may be of other data.
+    assert train(0, 0.9) != better
+
+
 def _weights_of(path: Path) -> bytes:
     return keras.models.load_model(path).get_weights()[0].tobytes()
 

@@ -52,6 +52,26 @@ def test_a_host_that_is_not_well_is_left_out_and_named():
     assert hosts.pool.choose() == {"b": 2, "a": 2}  # what ran there goes on there
 
 
+def test_a_script_that_cannot_be_started_has_to_be_mended_and_one_that_is_replaced_is_waited_for(
+    monkeypatch,
+):
+    hosts, finds = Hosts("a:2", least=2), []
+
+    def find():
+        finds.append("")
+        if len(finds) in (1, 3):
+            raise SettingInvalid("find-hosts.sh: not found")
+        return hosts.find()
+
+    pool = Pool(Bounds(least=2), find, hosts.look, hosts.said.append)
+    with pytest.raises(SettingInvalid):
+        pool.choose()
+    assert pool.choose() == {"a": 2}
+    monkeypatch.setattr(elastic, "_LOOK_S", 0.01)
+    assert pool.choose() == {"a": 2} and len(finds) == 4
+    assert "find-hosts.sh: not found Waiting for hosts." in hosts.said[-1]
+
+
 def test_a_host_whose_rank_has_failed_rests_if_others_suffice():
     hosts = Hosts("a:2", "b:2", "c:1", least=3)
     hosts.pool.choose()

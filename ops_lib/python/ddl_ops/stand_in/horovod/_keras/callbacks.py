@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -253,7 +254,10 @@ class LearningRateWarmup(LearningRateSchedule):
 
 
 class BestModel:
-    """Rank 0 saves the model when it is better than before; mixed into ModelCheckpoint."""
+    """Rank 0 saves the model, whole or not at all, when it is better than before.
+
+    Mixed into ModelCheckpoint.
+    """
 
     def __init__(
         self,
@@ -278,9 +282,21 @@ class BestModel:
             save_freq=save_freq,
         )
 
-    def _save_model(self, *args: Any, **kwargs: Any) -> None:
+    def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
         if PLACEMENT.rank == 0:
-            super()._save_model(*args, **kwargs)  # type: ignore[misc]
+            path = super()._get_file_path(epoch, batch, logs)  # type: ignore[misc]
+            super()._save_model(epoch, batch, logs)  # type: ignore[misc]
+            with contextlib.suppress(FileNotFoundError):  # it was no better
+                os.replace(_partial(path), path)
+
+    def _get_file_path(self, *args: Any, **kwargs: Any) -> str:
+        return _partial(super()._get_file_path(*args, **kwargs))  # type: ignore[misc]
+
+
+def _partial(path: str) -> str:
+    # With the same end, by which Keras knows how to write it.
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".partial-{name}")
 
 
 def made(mixin: type, base: type, name: str, module: str) -> Any:
