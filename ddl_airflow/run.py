@@ -481,7 +481,7 @@ def _run_elastic(options: argparse.Namespace, files: terminal.OutputFiles | None
         look = partial(ailing, ssh, shared=Path(marker.name))
         pool = Pool(bounds, find, look, _say_line)
         starts = 0  # after the first
-        idle = 0  # in a row
+        idle = missed = 0  # in a row
         alike, last = 0, ""  # in a row
         while True:
             slots = pool.choose()
@@ -502,11 +502,12 @@ def _run_elastic(options: argparse.Namespace, files: terminal.OutputFiles | None
                     ended, status = _run(training, options, files, changed)
                     moved = changed() and status.state is JobState.PREEMPTED
             except SubmitFailed as error:  # as of a host that has gone since it was looked at
-                idle += 1
-                if not error.retryable or idle >= _MOST_IDLE:
+                missed += 1
+                if not error.retryable or missed >= _MOST_IDLE:
                     raise
                 _say_line(f"{str(error).rstrip('.')}. The hosts are looked at again.")
                 continue
+            missed = 0
             idle = 0 if commits.state() != before else idle + 1
             by_itself = _by_itself(status)
             alike = (alike + 1 if by_itself == last else 1) if by_itself else 0

@@ -134,6 +134,7 @@ class Pool:
         self._say = say
         self._slots: dict[str, int] = {}  # of the last start
         self._out: frozenset[str] = frozenset()  # left out of it
+        self._found = False  # whether it was ever known which hosts there are
         self._failures: dict[str, list[float]] = {}  # when, by host
         self._said: set[str] = set()
 
@@ -151,9 +152,12 @@ class Pool:
             try:
                 slots = {host.name: host.slots or 1 for host in self._find()}
             except (SubmitFailed, SettingInvalid) as error:
-                if isinstance(error, SettingInvalid) and not self._slots:
+                if isinstance(error, SettingInvalid) and not self._found:
                     raise
-                slots, why = {}, str(error)  # it could be started before: it is being replaced
+                # It could be started before: it is being replaced.
+                slots, why = {}, f"{str(error).rstrip('.')}."
+            else:
+                self._found = True
             wrong = self._look(slots) if slots else {}
             well = {name: number for name, number in slots.items() if name not in wrong}
             for name, what in wrong.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import re
 import sys
 import zipfile
@@ -143,7 +144,8 @@ def note_epochs(path: Path | str, epochs: int, best: Mapping[str, float] | None 
 def noted_best(path: Path, metric: str) -> float | None:
     """How good the best model is that is in a ``.keras`` file; None if that is not noted there."""
     best = _noted(path).get(_BEST)
-    return best.get(metric) if isinstance(best, dict) else None
+    value = best.get(metric) if isinstance(best, dict) else None
+    return value if isinstance(value, float) and math.isfinite(value) else None
 
 
 def newest_model(folder: Path) -> tuple[Checkpoint | None, list[Path]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import string
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 import tensorflow as tf  # noqa: TID253
 
 from ddl_ops import progress
-from ddl_ops.checkpoints import note_epochs, noted_best
+from ddl_ops.checkpoints import newest_model, note_epochs, noted_best
 from ddl_ops.collectives import allreduce_n, barrier, bcast, join
 from ddl_ops.environment import PLACEMENT, checkpoint_folder
 from ddl_ops.equal_weights import mark_equal, require_equal
@@ -252,7 +253,8 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
 
     Each `.keras` file notes how many epochs are done, for ddl.keras.newest_checkpoint(): its name
     may be any. With `save_best_only` it notes how good it is, too: a fit() that goes on with a
-    later epoch replaces it by a better one only. One that begins with the first does not ask.
+    later epoch saves no worse one after it. One that begins with the first does not ask, and files
+    with another end, as those of weights alone, tell nothing.
 
     Args:
         filepath: as ModelCheckpoint's, but that `{epoch}` counts the epochs that are done, also
@@ -275,6 +277,7 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
             filepath = os.path.join(folder.replace("{", "{{").replace("}", "}}"), name)
         super().__init__(filepath, *args, **options)
         self._begins = False
+        self._best_before: float | None = None  # of an earlier process
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
@@ -282,9 +285,29 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_begin(epoch, logs)
-        if self._begins and epoch > 0 and self.save_best_only and self.best is None:
-            self.best = noted_best(Path(self.filepath), self.monitor)
+        if self._begins and epoch > 0 and self.save_best_only and PLACEMENT.rank == 0:
+            last = self._last_saved()
+            self._best_before = noted_best(last, self.monitor) if last else None
         self._begins = False
+
+    def _last_saved(self) -> Path | None:
+        path = ""
+        for text, field, *_ in string.Formatter().parse(self.filepath):
+            path += text
+            if field is not None:
+                found, _ = newest_model(Path(os.path.dirname(path)))
+                return found.path if found else None
+        return Path(path)
+
+    def _take_best_before(self) -> None:
+        """As soon as Keras can tell which of two values is the better one."""
+        before, self._best_before = self._best_before, None
+        if before is None:
+            return
+        if self.monitor_op is None:
+            self._set_monitor_op()
+        if self.best is None or self.monitor_op(before, self.best):
+            self.best = before
 
     def _save_model(self, epoch: int, batch: int | None, logs: dict[str, Any] | None) -> None:
         if PLACEMENT.rank != 0:
@@ -292,6 +315,7 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
         # Keras counts the epoch that it is in; a try that goes on would leave out the rest of it.
         done = epoch + (batch is None or batch + 1 == (self.params or {}).get("steps"))
         path = self._get_file_path(done - 1, batch, logs or {})
+        self._take_best_before()
         if not self._should_save_model(epoch, batch, logs, path):
             return
         folder, name = os.path.split(path)

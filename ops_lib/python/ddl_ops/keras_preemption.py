@@ -91,12 +91,15 @@ class PreemptionCallback(keras.callbacks.Callback):
             mid_epoch.remove(self._folder)
 
     def _own(self) -> list[Any]:
-        """What differs by rank: random generators, metrics, and gradients that are not averaged."""
+        """What differs by rank: random generators and metrics."""
         common = {id(variable) for variable in self.model.weights}
         others = [one for one in self.model.variables if id(one) not in common]
         known = {id(one) for one in others}
-        others += [one for one in self.model.metrics_variables if id(one) not in known]
-        return others + [one for each in self._optimizers for one in waiting_gradients(each)]
+        return others + [one for one in self.model.metrics_variables if id(one) not in known]
+
+    def _waiting(self) -> list[Any]:
+        """The gradients that this rank has added up since its optimizers' last steps."""
+        return [one for each in self._optimizers for one in waiting_gradients(each)]
 
     def _trained(self) -> mid_epoch.Trained:
         """Of each optimizer the numbers of the weights that it trains; None before its first."""
@@ -152,7 +155,7 @@ class PreemptionCallback(keras.callbacks.Callback):
         if PLACEMENT.rank == saver:
             place = mid_epoch.Place(step, self._epoch, self._batch, PLACEMENT.size)
             mid_epoch.write_model(partial, place, common, self._trained())
-        mid_epoch.write_own(partial, PLACEMENT.rank, self._batch, self._own())
+        mid_epoch.write_own(partial, PLACEMENT.rank, self._batch, self._own(), self._waiting())
         if PLACEMENT.size > 1 and initialised():
             barrier(f"all have written in {partial.name}")
         if PLACEMENT.rank == saver:
@@ -160,7 +163,14 @@ class PreemptionCallback(keras.callbacks.Callback):
 
     def _go_on(self, epoch: int) -> None:
         """Takes what was saved, if that is newer than what the script has begun with."""
-        if (found := mid_epoch.newest(self._folder)) is None:
+        found = mid_epoch.newest(self._folder)
+        step = found[1].step if found else 0
+        if (furthest := preemption.furthest(step)) != step:
+            raise RuntimeError(
+                f"rank {PLACEMENT.rank} does not find preempted-{furthest} in {self._folder} as "
+                "another rank does. Let all ranks have the same folder, and be able to read it."
+            )
+        if found is None:
             return
         path, place = found
         if place.epoch < epoch:  # a checkpoint of a later epoch is there
@@ -186,9 +196,11 @@ class PreemptionCallback(keras.callbacks.Callback):
         self._saved = place.step
         if PLACEMENT.rank == 0:
             print(f"ddl: goes on from step {place.step}", flush=True)
-        self._pass_over(path, mid_epoch.read_batch(path, PLACEMENT.rank, place))
+        left = mid_epoch.read_batch(path, PLACEMENT.rank, place)
+        # One that had joined is to have those of the saver, as at the end of an epoch.
+        self._pass_over(path, left, self._waiting() if left == place.batch else [])
 
-    def _pass_over(self, path: Path, left: int) -> None:
+    def _pass_over(self, path: Path, left: int, waiting: list[Any]) -> None:
         """Has fit() read the batches that this rank has done, and train with those after them."""
         if not left:
             return
@@ -198,7 +210,7 @@ class PreemptionCallback(keras.callbacks.Callback):
         def take_over() -> None:
             self.model.train_function = train
             self._build_metrics(batch)
-            mid_epoch.read_own(path, PLACEMENT.rank, self._own())
+            mid_epoch.read_own(path, PLACEMENT.rank, self._own(), waiting)
 
         def read_only(iterator: Any) -> dict[str, Any]:
             nonlocal left, batch

@@ -3,8 +3,8 @@
 A folder ``preempted-<step>`` beside the checkpoints has ``place.json`` (epochs and batches done,
 number of ranks), ``model.npz`` with the weights and the optimizers' states, the same for all
 ranks, ``optimizers.json``, and of each rank ``rank-<n>.npz`` with its random generators, its
-metrics of the epoch so far, and the batches of it that this rank has done. It has that name when
-all of it is there and on the disk, and loses it before any of it is removed.
+metrics of the epoch so far, gradients that are not averaged yet, and the batches of it that this
+rank has done. It has that name when all of it is there and on the disk, and loses it before any of it is removed.
 
 ``optimizers.json`` has for each optimizer of the model the numbers of the weights that it trains,
 null for a variable that is no weight; or null for an optimizer that has trained nothing, of which
@@ -33,7 +33,8 @@ from ddl_ops.environment import PLACEMENT
 
 _NAME = "preempted-"
 _PLACE, _MODEL, _OPTIMIZERS = "place.json", "model.npz", "optimizers.json"
-_BATCH = "batch"  # beside a rank's variables, which are numbered
+# Beside a rank's variables, which are numbered.
+_BATCH, _WAITING = "batch", "waiting-"
 
 # What optimizers.json has.
 Trained = list[list[int | None] | None]
@@ -67,19 +68,20 @@ def newest(folder: Path) -> tuple[Path, Place] | None:
     for _, path in sorted(found, reverse=True):
         try:
             place = Place(**json.loads((path / _PLACE).read_text("utf-8")))
-            whole = all(map(zipfile.is_zipfile, [path / _MODEL, *path.glob("rank-*.npz")]))
-        except (FileNotFoundError, ValueError, TypeError):
-            whole = False
-        if whole:
+            read_optimizers(path)
+            for file in (path / _MODEL, *path.glob("rank-*.npz")):
+                zipfile.ZipFile(file).close()
+        except (FileNotFoundError, ValueError, TypeError, zipfile.BadZipFile):
+            _say_damaged(path)
+        else:
             return path, place
-        _say_damaged(path)
     return None
 
 
 @functools.cache
 def _say_damaged(path: Path) -> None:
     if PLACEMENT.rank == 0:
-        print(f"ddl: {path} is damaged or half written: nothing to go on from", flush=True)
+        print(f"ddl: {path} is damaged or half written, and is passed over", flush=True)
 
 
 def begin(folder: Path, step: int) -> Path:
@@ -97,16 +99,29 @@ def write_model(partial: Path, place: Place, variables: Sequence[Any], optimizer
             _to_disk(file)
 
 
-def write_own(partial: Path, rank: int, batch: int, variables: Sequence[Any]) -> None:
-    """What each rank writes of its own, with the batches of the epoch that it has done."""
+def write_own(
+    partial: Path, rank: int, batch: int, variables: Sequence[Any], waiting: Sequence[Any] = ()
+) -> None:
+    """What each rank writes of its own, with the batches of the epoch that it has done.
+
+    Args:
+        partial: of ``begin``.
+        rank: this one.
+        batch: of the epoch, done.
+        variables: random generators and metrics.
+        waiting: gradients of this rank that are not averaged yet.
+    """
     partial.mkdir(parents=True, exist_ok=True)
-    _write(_own(partial, rank), variables, **{_BATCH: np.int64(batch)})
+    more = {f"{_WAITING}{n}": value for n, value in enumerate(_bytes_of(waiting))}
+    _write(_own(partial, rank), variables, **more, **{_BATCH: np.int64(batch)})
 
 
 def finish(partial: Path, folder: Path, step: int) -> None:
     """Gives it its name, and removes older ones. By one rank, when all have written."""
     final = folder / f"{_NAME}{step}"
     _folder_to_disk(partial)
+    if final.exists():  # a damaged one
+        _unname(final)
     os.replace(partial, final)
     _folder_to_disk(folder)
     remove(folder, but=final)
@@ -116,13 +131,17 @@ def remove(folder: Path, but: Path | None = None) -> None:
     """Removes all of them, also unfinished ones, but for one."""
     for path in folder.glob(f"{_NAME}*"):
         if path != but:
-            # Whoever is killed meanwhile leaves none that is half there.
-            removed = folder / f".partial-{path.name}"
-            shutil.rmtree(removed, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                path.rename(removed)
+            _unname(path)
     for path in folder.glob(f".partial-{_NAME}*"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _unname(path: Path) -> None:
+    """Whoever is killed while it is removed leaves none that is half there."""
+    removed = path.with_name(f".partial-{path.name}-removed")
+    shutil.rmtree(removed, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.rename(removed)
 
 
 def _to_disk(file: IO[Any]) -> None:
@@ -133,7 +152,8 @@ def _to_disk(file: IO[Any]) -> None:
 def _folder_to_disk(folder: Path) -> None:
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(opened)
+        with contextlib.suppress(OSError):  # not every file system can
+            os.fsync(opened)
     finally:
         os.close(opened)
 
@@ -149,10 +169,16 @@ def read_optimizers(path: Path) -> Trained | None:
     return json.loads(file.read_text("utf-8")) if file.exists() else None
 
 
-def read_own(path: Path, rank: int, variables: Sequence[Any]) -> None:
-    """As ``read_model``; nothing for a rank that was not there."""
+def read_own(
+    path: Path, rank: int, variables: Sequence[Any], waiting: Sequence[Any] = ()
+) -> None:
+    """As ``read_model``; nothing for a rank that was not there, or was in an earlier release."""
     if (file := _own(path, rank)).exists():
         _read(file, variables)
+        with np.load(file) as arrays:
+            for number, variable in enumerate(waiting):
+                if (name := f"{_WAITING}{number}") in arrays.files:
+                    _assign(variable, arrays[name])
 
 
 def read_batch(path: Path, rank: int, place: Place) -> int:
@@ -168,10 +194,19 @@ def _own(path: Path, rank: int) -> Path:
     return path / f"rank-{rank}.npz"
 
 
-def _write(path: Path, variables: Sequence[Any], **more: np.generic) -> None:
-    # As bytes: NumPy's format has not all of TensorFlow's dtypes.
+def _bytes_of(variables: Sequence[Any]) -> list[Any]:
+    # NumPy's format has not all of TensorFlow's dtypes.
     values = [np.ascontiguousarray(variable.value) for variable in variables]
-    arrays = {f"{n}": value.reshape(-1).view(np.uint8) for n, value in enumerate(values)}
+    return [value.reshape(-1).view(np.uint8) for value in values]
+
+
+def _assign(variable: Any, value: Any) -> None:
+    now = np.asarray(variable.value)
+    variable.assign(value.view(now.dtype).reshape(now.shape))
+
+
+def _write(path: Path, variables: Sequence[Any], **more: Any) -> None:
+    arrays = {f"{n}": value for n, value in enumerate(_bytes_of(variables))}
     with path.open("wb") as file:
         np.savez(file, **arrays, **more)
         _to_disk(file)
@@ -179,7 +214,7 @@ def _write(path: Path, variables: Sequence[Any], **more: np.generic) -> None:
 
 def _read(path: Path, variables: Sequence[Any]) -> None:
     with np.load(path) as arrays:
-        saved = len([name for name in arrays.files if name != _BATCH])
+        saved = len([name for name in arrays.files if name.isdigit()])
         if saved != len(variables):
             raise ValueError(
                 f"{path} has {saved} variables, and the model {len(variables)}: it is "
@@ -193,4 +228,4 @@ def _read(path: Path, variables: Sequence[Any]) -> None:
                     f"{path}: {getattr(variable, 'path', number)} has {value.nbytes} bytes there, "
                     f"and {now.nbytes} in the model. Remove its folder to go on from a checkpoint."
                 )
-            variable.assign(value.view(now.dtype).reshape(now.shape))
+            _assign(variable, value)

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import ddl
 import ddl.keras
@@ -753,27 +754,41 @@ def keras_a_better_model_stays_where_a_later_try_is_worse() -> None:
     model = keras_model(1)
     if RANK > 0:
         return
-    path = Path(os.environ["DDL_PROGRESS"]).parent / f"{SIZE} best" / "best.keras"
+    folder = Path(os.environ["DDL_PROGRESS"]).parent / f"{SIZE} {{best}}"
+    literal = str(folder).replace("{", "{{").replace("}", "}}")
 
-    def train(epoch: int, *losses: float) -> bytes:
-        """As in a process of its own."""
+    def train(epoch: int, *losses: float, name: str = "best.keras", **more: Any) -> list[str]:
+        """As in a process of its own: which files are new."""
+        before = {path: path.stat().st_mtime_ns for path in folder.glob("*.keras")}
         callback = ddl.keras.CheckpointCallback(
-            path, monitor="loss", save_best_only=True, mode="min"
+            f"{literal}/{name}", monitor="loss", save_best_only=True, mode="min", **more
         )
         callback.set_model(model)
+        callback.set_params({"steps": 1})
         callback.on_train_begin()
         for loss in losses:
             callback.on_epoch_begin(epoch)
+            callback.on_train_batch_end(0, {"loss": loss})
             callback.on_epoch_end(epoch, {"loss": loss})
             epoch += 1
-        return path.read_bytes()
+        files = sorted(folder.glob("*.keras"))
+        return [path.name for path in files if path.stat().st_mtime_ns != before.get(path)]
 
-    best = train(0, 0.5, 0.3, 0.4)
-    assert train(2, 0.4, 0.35) == best
-    better = train(2, 0.4, 0.2)
-    assert better != best
+    assert train(0, 0.5, 0.3, 0.4) == ["best.keras"]
+    assert train(2, 0.4, 0.35) == []
+    assert train(2, 0.4, 0.35, save_freq=1) == []
+    assert train(2, 0.4, 0.35, initial_value_threshold=0.38) == []
+    assert train(2, 0.25, initial_value_threshold=0.1) == []
+    assert train(2, 0.4, 0.2) == ["best.keras"]
     # A training that begins anew may be of other data.
-    assert train(0, 0.9) != better
+    assert train(0, 0.9) == ["best.keras"]
+    (folder / "best.keras").unlink()
+    each = {"name": "model-{epoch}.keras"}
+    assert train(0, 0.5, 0.3, **each) == ["model-1.keras", "model-2.keras"]
+    assert train(2, 0.4, **each) == [] and train(2, 0.2, **each) == ["model-3.keras"]
+    # What is no number is no best.
+    assert train(0, float("nan")) == ["best.keras"]
+    assert train(1, 0.7) == ["best.keras"]
 
 
 def _weights_of(path: Path) -> bytes:
@@ -910,7 +925,7 @@ def _ends_preempted(fit: Callable[[], object], folder: Path, step: int) -> None:
 @check
 def keras_ranks_that_are_asked_to_end_go_on_with_the_batches_that_each_had_left() -> None:
     """Asked when some have joined, and again while batches that are done are passed over."""
-    for passes in (1, 2):
+    for passes in (1, 3):
         _ask_to_end_when_some_have_joined(passes)
 
 

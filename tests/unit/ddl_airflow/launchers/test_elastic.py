@@ -69,7 +69,7 @@ def test_a_script_that_cannot_be_started_has_to_be_mended_and_one_that_is_replac
     assert pool.choose() == {"a": 2}
     monkeypatch.setattr(elastic, "_LOOK_S", 0.01)
     assert pool.choose() == {"a": 2} and len(finds) == 4
-    assert "find-hosts.sh: not found Waiting for hosts." in hosts.said[-1]
+    assert "find-hosts.sh: not found. Waiting for hosts." in hosts.said[-1]
 
 
 def test_a_host_whose_rank_has_failed_rests_if_others_suffice():

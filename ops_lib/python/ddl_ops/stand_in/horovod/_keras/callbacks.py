@@ -284,19 +284,23 @@ class BestModel:
 
     def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
         if PLACEMENT.rank == 0:
-            path = super()._get_file_path(epoch, batch, logs)  # type: ignore[misc]
+            self._made: tuple[str, str] | None = None
             super()._save_model(epoch, batch, logs)  # type: ignore[misc]
-            with contextlib.suppress(FileNotFoundError):  # it was no better
-                os.replace(_partial(path), path)
+            if self._made is not None:
+                with contextlib.suppress(FileNotFoundError):  # it was no better
+                    os.replace(*self._made)
 
     def _get_file_path(self, *args: Any, **kwargs: Any) -> str:
-        return _partial(super()._get_file_path(*args, **kwargs))  # type: ignore[misc]
-
-
-def _partial(path: str) -> str:
-    # With the same end, by which Keras knows how to write it.
-    folder, name = os.path.split(path)
-    return os.path.join(folder, f".partial-{name}")
+        path: str = super()._get_file_path(*args, **kwargs)  # type: ignore[misc]
+        if not path.endswith((".keras", ".h5")):  # Keras 2 has formats of several files
+            return path
+        # With the same end, by which Keras knows how to write it.
+        folder, name = os.path.split(path)
+        partial = os.path.join(folder, f".partial-{name}")
+        with contextlib.suppress(FileNotFoundError):  # of one that was killed
+            os.unlink(partial)
+        self._made = partial, path
+        return partial
 
 
 def made(mixin: type, base: type, name: str, module: str) -> Any:
