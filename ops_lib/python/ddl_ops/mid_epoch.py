@@ -4,7 +4,8 @@ A folder ``preempted-<step>`` beside the checkpoints has ``place.json`` (epochs 
 number of ranks), ``model.npz`` with the weights and the optimizers' states, the same for all
 ranks, ``optimizers.json``, and of each rank ``rank-<n>.npz`` with its random generators, its
 metrics of the epoch so far, gradients that are not averaged yet, and the batches of it that this
-rank has done. It has that name when all of it is there and on the disk, and loses it before any of it is removed.
+rank has done. It has that name when all of it is there and on the disk, and loses it before any of
+it is removed.
 
 ``optimizers.json`` has for each optimizer of the model the numbers of the weights that it trains,
 null for a variable that is no weight; or null for an optimizer that has trained nothing, of which
@@ -169,9 +170,7 @@ def read_optimizers(path: Path) -> Trained | None:
     return json.loads(file.read_text("utf-8")) if file.exists() else None
 
 
-def read_own(
-    path: Path, rank: int, variables: Sequence[Any], waiting: Sequence[Any] = ()
-) -> None:
+def read_own(path: Path, rank: int, variables: Sequence[Any], waiting: Sequence[Any] = ()) -> None:
     """As ``read_model``; nothing for a rank that was not there, or was in an earlier release."""
     if (file := _own(path, rank)).exists():
         _read(file, variables)
