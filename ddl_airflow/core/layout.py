@@ -41,7 +41,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddl_airflow.core.beneath import make_folder, share_folder
+from ddl_airflow.core.beneath import make_folder, read_object, share_folder
 from ddl_airflow.core.errors import SettingInvalid
 
 
@@ -81,6 +81,23 @@ def is_experiment(name: object) -> bool:
 def experiments(workspace: Path) -> Path:
     """The folder of all experiments."""
     return workspace / "experiments"
+
+
+def owners_file(workspace: Path, experiment: str) -> Path:
+    """Where it is noted whose an experiment is (ddl_airflow.storage.experiments)."""
+    return experiments(workspace) / ".owners" / f"{experiment}.json"
+
+
+def owners_of(workspace: Path, experiment: str) -> dict[str, bool]:
+    """The DAGs whose an experiment is, each with whether its manifest names it.
+
+    Raises:
+        FileRefused, OSError: what is known of it cannot be read.
+    """
+    try:
+        return read_object(owners_file(workspace, experiment), workspace)
+    except FileNotFoundError:
+        return {}
 
 
 def make_workspace(folder: Path) -> None:

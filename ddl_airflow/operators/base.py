@@ -33,7 +33,7 @@ from ddl_airflow.core.errors import (
     SubmitFailed,
     TimedOut,
 )
-from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.layout import RunLayout, owners_of
 from ddl_airflow.core.manifest.templates import (
     ATTRIBUTES,
     DATES,
@@ -57,7 +57,6 @@ from ddl_airflow.steps.base import (
     WaitForJob,
     prepared,
 )
-from ddl_airflow.storage.experiments import owners_of
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.workspace import check_mounted
 

@@ -33,10 +33,9 @@ from pathlib import Path
 
 from ddl_airflow.core.beneath import check_folder
 from ddl_airflow.core.errors import FileRefused, TensorBoardRefused
-from ddl_airflow.core.layout import RunLayout, experiments, is_experiment
+from ddl_airflow.core.layout import RunLayout, experiments, is_experiment, owners_of
 from ddl_airflow.plugin.tensorboard_process import Served
 from ddl_airflow.plugin.training import read_record
-from ddl_airflow.storage.experiments import owners_of
 
 # Who has looked at one within that time keeps it, whoever else wants one.
 _IN_USE_S = 60.0

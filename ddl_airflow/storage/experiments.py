@@ -6,28 +6,12 @@ import json
 import re
 from pathlib import Path
 
-from ddl_airflow.core.beneath import read_object, write_beneath
+from ddl_airflow.core.beneath import write_beneath
 from ddl_airflow.core.errors import SettingInvalid
-from ddl_airflow.core.layout import OWN_EXPERIMENT, experiments
+from ddl_airflow.core.layout import OWN_EXPERIMENT, experiments, owners_file, owners_of
 from ddl_airflow.storage.filesystem import alone_in
 
 _OTHERS_CLAIM_S = 10.0
-
-
-def owners_of(workspace: Path, experiment: str) -> dict[str, bool]:
-    """The DAGs whose an experiment is, each with whether its manifest names it.
-
-    Raises:
-        FileRefused, OSError: what is known of it cannot be read.
-    """
-    try:
-        return read_object(_owners(workspace, experiment), workspace)
-    except FileNotFoundError:
-        return {}
-
-
-def _owners(workspace: Path, experiment: str) -> Path:
-    return experiments(workspace) / ".owners" / f"{experiment}.json"
 
 
 def claim(workspace: Path, experiment: str, dag_id: str, *, in_manifest: bool) -> None:
@@ -53,7 +37,7 @@ def claim(workspace: Path, experiment: str, dag_id: str, *, in_manifest: bool) -
             f"not of {dag_id}, or no longer there. Choose another name."
         )
     folder = experiments(workspace) / experiment
-    path = _owners(workspace, experiment)
+    path = owners_file(workspace, experiment)
     path.parent.mkdir(parents=True, exist_ok=True)
     with alone_in(path, dag_id, _OTHERS_CLAIM_S):
         owners = owners_of(workspace, experiment)
