@@ -152,9 +152,9 @@ class Pool:
             try:
                 slots = {host.name: host.slots or 1 for host in self._find()}
             except (SubmitFailed, SettingInvalid) as error:
+                # What could be started before is being replaced.
                 if isinstance(error, SettingInvalid) and not self._found:
                     raise
-                # It could be started before: it is being replaced.
                 slots, why = {}, f"{str(error).rstrip('.')}."
             else:
                 self._found = True

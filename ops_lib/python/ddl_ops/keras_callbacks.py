@@ -158,13 +158,15 @@ class BroadcastCallback(keras.callbacks.Callback):
     def _broadcast(self, root: int) -> None:
         optimizers = optimizers_of(self.model)
         states = [one for each in optimizers for one in each.variables]
-        own = [each for each in optimizers if waiting_gradients(each)]
-        before = [int(each._iterations) for each in own]
-        waiting = [[keras.ops.copy(one) for one in waiting_gradients(each)] for each in own]
+        own = [
+            (each, int(each._iterations), [(one, keras.ops.copy(one)) for one in waiting])
+            for each in optimizers
+            if (waiting := waiting_gradients(each))
+        ]
         broadcast_variables([*self.model.weights, *states], root)
-        for each, passes, gradients in zip(own, before, waiting, strict=True):
-            if int(each._iterations) == passes:  # else this rank is not where the root is
-                for variable, gradient in zip(waiting_gradients(each), gradients, strict=True):
+        for optimizer, passes, gradients in own:
+            if int(optimizer._iterations) == passes:  # else this rank is not where the root is
+                for variable, gradient in gradients:
                     variable.assign(gradient)
 
 

@@ -54,7 +54,6 @@ class PreemptionCallback(keras.callbacks.Callback):
         self._first = True
         self._saved = 0  # the step that this try goes on from; nothing has been trained before it
         self._take_over: Callable[[], None] | None = None  # while batches are passed over
-        self._optimizers: list[Any] = []  # those that had trained when it was saved
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._first = True
@@ -99,7 +98,7 @@ class PreemptionCallback(keras.callbacks.Callback):
 
     def _waiting(self) -> list[Any]:
         """The gradients that this rank has added up since its optimizers' last steps."""
-        return [one for each in self._optimizers for one in waiting_gradients(each)]
+        return [one for each in optimizers_of(self.model) for one in waiting_gradients(each)]
 
     def _trained(self) -> mid_epoch.Trained:
         """Of each optimizer the numbers of the weights that it trains; None before its first."""
@@ -125,11 +124,9 @@ class PreemptionCallback(keras.callbacks.Callback):
                 f"{len(optimizers)}. Remove it to go on from a checkpoint."
             )
         variables = list(weights)
-        self._optimizers = []
         for optimizer, numbers in zip(optimizers, trained, strict=True):
             if numbers is None:
                 continue
-            self._optimizers.append(optimizer)
             if not optimizer.built:
                 if None in numbers:
                     raise ValueError(
@@ -151,10 +148,10 @@ class PreemptionCallback(keras.callbacks.Callback):
         if step == self._saved:  # asked again, with no step done meanwhile, on any rank
             return
         self._trains()
-        partial, common = mid_epoch.begin(self._folder, step), self._common()
+        partial = mid_epoch.begin(self._folder, step)
         if PLACEMENT.rank == saver:
             place = mid_epoch.Place(step, self._epoch, self._batch, PLACEMENT.size)
-            mid_epoch.write_model(partial, place, common, self._trained())
+            mid_epoch.write_model(partial, place, self._common(), self._trained())
         mid_epoch.write_own(partial, PLACEMENT.rank, self._batch, self._own(), self._waiting())
         if PLACEMENT.size > 1 and initialised():
             barrier(f"all have written in {partial.name}")

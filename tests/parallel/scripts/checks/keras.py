@@ -980,6 +980,22 @@ def _ask_to_end_when_some_have_joined(passes: int) -> None:
 
 
 @check
+def keras_ranks_that_find_other_places_to_go_on_from_are_told() -> None:
+    folder = Path(os.environ["DDL_PROGRESS"]).parent / f"{SIZE} of rank {RANK}"
+    if RANK == 0:
+        partial = mid_epoch.begin(folder, 7)
+        mid_epoch.write_model(partial, mid_epoch.Place(7, 0, 0, SIZE), [], [])
+        mid_epoch.finish(partial, folder, 7)
+    callback = ddl.keras.PreemptionCallback(folder)
+    try:
+        callback._go_on(1)  # a checkpoint of that epoch is there: nothing is read
+    except RuntimeError as error:
+        assert RANK > 0 and f"rank {RANK} does not find preempted-7 in {folder}" in str(error)
+    else:
+        assert RANK == 0
+
+
+@check
 def keras_steps_that_loss_scaling_skips_are_steps_to_go_on_after() -> None:
     """The optimizer counts none of them: its number says less than what is done."""
     batches, lost = 4, 2
