@@ -234,7 +234,7 @@ def test_steps_run_on_two_workers_and_trainings_of_one_pool_never_together(clust
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

@@ -87,7 +87,7 @@ def mpirun_has_ended(environ: Mapping[str, str]) -> bool:
         return False
     try:
         state = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
     return state in "ZX"  # nobody has asked yet how it ended
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -834,9 +835,10 @@ def test_sigkill_of_the_shim_takes_the_script_along(start):
     one.end()
     deadline = time.monotonic() + within(LONG_S)
     stat = Path(f"/proc/{pid}/stat")
-    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    with suppress(FileNotFoundError, ProcessLookupError):  # then it has ended
+        while stat.read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def test_mpirun_is_known_to_have_ended_on_this_host_only():
@@ -849,6 +851,20 @@ def test_mpirun_is_known_to_have_ended_on_this_host_only():
     assert not shim.mpirun_has_ended({"DDL_MPIRUN": f"{ended.pid}@another-{here}"})
     assert not shim.mpirun_has_ended({})
     assert "DDL_MPIRUN" not in child_environment(told, Placement(0, 1, 0, 1, launched=True))
+
+
+def test_an_mpirun_that_ends_while_it_is_looked_at_has_ended(monkeypatch):
+    """Its file was opened before, and cannot be read any more: ESRCH."""
+    mpirun = subprocess.Popen(["sleep", "60"])
+
+    def read(path, encoding):
+        with path.open(encoding=encoding) as file:
+            mpirun.kill()
+            mpirun.wait()
+            return file.read()
+
+    monkeypatch.setattr(Path, "read_text", read)
+    assert shim.mpirun_has_ended({"DDL_MPIRUN": f"{mpirun.pid}@{os.uname().nodename}"})
 
 
 def test_full_disk_under_the_log_ends_the_script_and_is_named(tmp_path):

@@ -16,7 +16,7 @@ def gone(pid: int, limit_s: float = 10.0) -> bool:
     while time.monotonic() < deadline:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             return True
         if state == "Z":  # ended; whoever adopted it has not looked yet
             return True
