@@ -148,14 +148,18 @@ class PreemptionCallback(keras.callbacks.Callback):
         if step == self._saved:  # asked again, with no step done meanwhile, on any rank
             return
         self._trains()
+        together = PLACEMENT.size > 1 and initialised()
         partial = mid_epoch.begin(self._folder, step)
+        if together:
+            barrier(f"{partial.name} is empty")
         if PLACEMENT.rank == saver:
             place = mid_epoch.Place(step, self._epoch, self._batch, PLACEMENT.size)
             mid_epoch.write_model(partial, place, self._common(), self._trained())
         mid_epoch.write_own(partial, PLACEMENT.rank, self._batch, self._own(), self._waiting())
-        if PLACEMENT.size > 1 and initialised():
+        if together:
             barrier(f"all have written in {partial.name}")
-        if PLACEMENT.rank == saver:
+            mid_epoch.gather(partial, saver)
+        if PLACEMENT.rank == 0:
             mid_epoch.finish(partial, self._folder, step)
 
     def _go_on(self, epoch: int) -> None:

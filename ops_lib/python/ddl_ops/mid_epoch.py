@@ -30,12 +30,14 @@ from typing import IO, Any
 
 import numpy as np
 
+from ddl_ops.arrays import add, broadcast
 from ddl_ops.environment import PLACEMENT
 
 _NAME = "preempted-"
 _PLACE, _MODEL, _OPTIMIZERS = "place.json", "model.npz", "optimizers.json"
 # Beside a rank's variables, which are numbered.
 _BATCH, _WAITING = "batch", "waiting-"
+_PIECE_BYTES = 64 << 20
 
 # What optimizers.json has.
 Trained = list[list[int | None] | None]
@@ -86,8 +88,11 @@ def _say_damaged(path: Path) -> None:
 
 
 def begin(folder: Path, step: int) -> Path:
-    """Where the ranks write before it has its name."""
-    return folder / f".partial-{_NAME}{step}"
+    """Where the ranks write before it has its name. Empty on rank 0's disk, once it has called."""
+    partial = folder / f".partial-{_NAME}{step}"
+    if PLACEMENT.rank == 0:  # of a job that was killed
+        shutil.rmtree(partial, ignore_errors=True)
+    return partial
 
 
 def write_model(partial: Path, place: Place, variables: Sequence[Any], optimizers: Trained) -> None:
@@ -117,8 +122,41 @@ def write_own(
     _write(_own(partial, rank), variables, **more, **{_BATCH: np.int64(batch)})
 
 
+def gather(partial: Path, saver: int) -> None:
+    """Sends rank 0 what the others have written, and it does not see. Collective.
+
+    Hosts may have disks of their own: what is on rank 0's is brought to where the next try is.
+
+    Args:
+        partial: of ``begin``.
+        saver: the rank that has written the model.
+    """
+    size = PLACEMENT.size
+    written = [(saver, partial / name) for name in (_MODEL, _OPTIMIZERS, _PLACE)]
+    written += [(rank, _own(partial, rank)) for rank in range(size)]
+    seen = [PLACEMENT.rank != 0 or path.exists() for _, path in written]
+    unseen = np.array([not one for one in seen], np.int64)
+    add("which files rank 0 does not see", unseen)
+    for number in np.flatnonzero(unseen):
+        _send_to_rank_0(*written[number])
+
+
+def _send_to_rank_0(owner: int, path: Path) -> None:
+    size = np.array([path.stat().st_size if PLACEMENT.rank == owner else 0])
+    broadcast([size], owner)
+    for at in range(0, int(size[0]), _PIECE_BYTES):
+        piece = np.zeros(min(_PIECE_BYTES, int(size[0]) - at), np.uint8)
+        if PLACEMENT.rank == owner:
+            piece[:] = np.fromfile(path, np.uint8, len(piece), offset=at)
+        broadcast([piece], owner)
+        if PLACEMENT.rank == 0:
+            with path.open("ab") as file:
+                file.write(piece)
+                _to_disk(file)
+
+
 def finish(partial: Path, folder: Path, step: int) -> None:
-    """Gives it its name, and removes older ones. By one rank, when all have written."""
+    """Gives it its name, and removes older ones. By rank 0, when it has what all have written."""
     final = folder / f"{_NAME}{step}"
     _folder_to_disk(partial)
     if final.exists():  # a damaged one

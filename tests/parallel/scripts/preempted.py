@@ -3,12 +3,13 @@
 Arguments: WAY (loop, joins, keras, gan or tf1) FOLDER STEPS [PLACE=STEP@RANK ...]. One rank appends
 each step that it has done to FOLDER/steps, and rank 0 leaves FOLDER/final.npz at the end. At a
 step, in the named place, a rank (or `all`) asks itself to end: see `ask`. `slowly=SECONDS` of a
-step.
+step. `apart=yes`: ranks share no disk, and the others get what rank 0 had saved when they begin.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -18,6 +19,13 @@ WAY, FOLDER, STEPS = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 WHEN = dict(word.split("=") for word in sys.argv[4:])
 PER_EPOCH = 7
 BATCH = 4
+_RANK = os.environ["OMPI_COMM_WORLD_RANK"]
+if "apart" in WHEN and _RANK != "0":
+    brought, own = Path(os.environ["CHECKPOINT_DIR"]), FOLDER / f"disk-{_RANK}"
+    shutil.rmtree(own, ignore_errors=True)
+    if brought.exists():
+        shutil.copytree(brought, own)
+    os.environ["CHECKPOINT_DIR"] = str(own)
 
 
 def ask(place: str, step: int, rank: int) -> None:
