@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf  # noqa: TID253
 from tensorflow.python.eager import backprop  # noqa: TID253
+from tensorflow.python.framework import ops  # noqa: TID253
 from tensorflow.python.ops import gradients_util  # noqa: TID253
 
 from ddl_ops import averaging
@@ -49,9 +50,11 @@ def note_gradients() -> None:
     tape: Any = backprop.GradientTape
     tape.gradient = _of_tape(_noted(tape.gradient))
     gradients_util._GradientsHelper = _of_graph(_noted(gradients_util._GradientsHelper))
-    train_ops = tf.compat.v1.get_default_graph().get_collection(tf.compat.v1.GraphKeys.TRAIN_OP)
-    if train_ops:  # made before
-        averaging.computed_gradients()
+    # Asking for a graph makes one, and then tf.enable_eager_execution() is refused.
+    if ops.has_default_graph() or ops._default_graph_stack._global_default_graph is not None:
+        graph = tf.compat.v1.get_default_graph()
+        if graph.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP):  # made before
+            averaging.computed_gradients()
 
 
 def _noted(compute: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -22,7 +22,7 @@ from tensorflow.python.training.experimental import (  # noqa: TID253
     loss_scale_optimizer as loss_scale_module,
 )
 
-from ddl_ops import lifecycle, preemption, tf1_keras, weight_notes
+from ddl_ops import equal_weights, lifecycle, preemption, tf1_keras, weight_notes
 from ddl_ops.collectives import barrier, bcast
 from ddl_ops.environment import PLACEMENT, checkpoint_folder
 from ddl_ops.gradients import averaged_by_both, grads_reduce, note_gradients
@@ -145,9 +145,14 @@ def _reducing(apply_gradients: Any) -> Callable[..., Any]:
                 "averaged twice to no effect: remove `import ddl`.",
                 file=sys.stderr,
             )
-        return apply_gradients(self, grads_reduce(pairs), *args, **kwargs)
+        return apply_gradients(self, _reduced(pairs), *args, **kwargs)
 
     return apply_reduced
+
+
+def _reduced(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    equal_weights.start_equal([variable for _, variable in pairs])  # eager: no initialiser runs
+    return grads_reduce(pairs)
 
 
 def _hook_loss_scaling() -> None:
@@ -160,7 +165,7 @@ def _hook_loss_scaling() -> None:
     def apply_reduced(
         self: Any, grads_and_vars: Iterable[Any], global_step: Any = None, name: str | None = None
     ) -> Any:
-        return apply_gradients(self, grads_reduce(grads_and_vars), global_step, name)
+        return apply_gradients(self, _reduced(list(grads_and_vars)), global_step, name)
 
     kind.apply_gradients = apply_reduced
 

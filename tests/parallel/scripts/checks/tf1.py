@@ -346,6 +346,28 @@ def tf1_optimizers_that_apply_gradients_themselves_average_them() -> None:
 
 
 @check
+def tf1_optimizers_in_eager_code_start_equal() -> None:
+    scaling = v1.mixed_precision
+    makers = (
+        lambda: v1.train.GradientDescentOptimizer(0.5),
+        lambda: EarlyOptimizer(),
+        lambda: scaling.MixedPrecisionLossScaleOptimizer(
+            v1.train.GradientDescentOptimizer(0.5), scaling.FixedLossScale(8.0)
+        ),
+    )
+    for make in makers:
+        for wrap in (lambda step: step, tf.function):
+            w, optimizer = tf.Variable([RANK + 1.0, 2.0 * RANK]), make()
+
+            @wrap
+            def step(w=w, optimizer=optimizer):
+                optimizer.minimize(lambda: tf.reduce_sum(w) * RANK, var_list=[w])
+
+            step()
+            assert_same_everywhere([w.numpy()])
+
+
+@check
 def tf1_variables_made_before_import_start_equal() -> None:
     with EARLY_GRAPH.as_default():
         x = v1.placeholder(tf.float32, [None, 5])

@@ -87,6 +87,17 @@ def always_nothing_of_it_is_passed_on() -> None:
 
 
 @check
+def legacy_eager_execution_can_be_asked_for_after_ddl() -> None:
+    code = (
+        "import tensorflow as tf; tf.compat.v1.disable_v2_behavior();"
+        "from ddl_ops import gradients; gradients.note_gradients();"
+        "tf.compat.v1.enable_eager_execution(); print(tf.zeros([2]).numpy())"
+    )
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert child.stdout == "[0. 0.]\n", child.stderr
+
+
+@check
 def always_what_is_gone_names_its_replacement() -> None:
     for code in (
         "tf.contrib.data",
@@ -345,7 +356,10 @@ def legacy_slim_trains_with_clipped_gradients_and_batch_norm() -> None:
     from tensorflow.contrib import slim
 
     training = tf.placeholder(tf.bool, [])
-    norm = {"normalizer_fn": slim.batch_norm, "normalizer_params": {"is_training": training}}
+    norm = {
+        "normalizer_fn": slim.batch_norm,
+        "normalizer_params": {"is_training": training, "decay": 0.9},
+    }
     hidden = slim.conv2d(tf.reshape(ROWS, [-1, 2, 4, 1]), 16, [2, 2], padding="VALID", **norm)
     hidden = slim.fully_connected(slim.flatten(hidden), 16, **norm)
     logits = slim.fully_connected(hidden, 2, activation_fn=None)
@@ -519,6 +533,7 @@ def main() -> None:
         if not function.__name__.startswith((mode, "always_")):
             continue
         tf.reset_default_graph()
+        tf.set_random_seed(1)
         try:
             function()
         except Exception:
