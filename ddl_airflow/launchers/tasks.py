@@ -41,6 +41,8 @@ _RELEASE = signal.SIGUSR2
 # By these mpirun and srun tell a process that it is a rank, which no task is.
 _OF_A_RANK = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "SLURM_PROCID", "DDL_MPIRUN")
 _HOST_LOST = 1
+# Of whose end the others are not told by TensorFlow.
+_NEEDED = (PARAMETER_SERVER, "chief", "master")
 
 
 def argv(cluster: Cluster, command: Sequence[str], python: str = "") -> list[str]:
@@ -149,6 +151,7 @@ class Tasks:
                 **self._environment(),
                 "TF_CONFIG": tf_config(task, addresses),
                 "DDL_TASK": json.dumps(place),
+                "no_grpc_proxy": _without_proxy(addresses),
             }
             if chosen:
                 env["CUDA_VISIBLE_DEVICES"] = chosen[number]
@@ -167,8 +170,22 @@ class Tasks:
             code = code if code > 0 else 128 - code
             print(f"{task} ended with exit code {code}; the others are ended", file=sys.stderr)
             self._end(code)
-        elif not self._ending and not self._released and self._only_servers_are_left():
-            self._work_is_done()
+        elif not self._ending and not self._released:
+            if self._only_servers_are_left():
+                self._work_is_done()
+            elif task.job in _NEEDED:
+                self._tell_who_goes_on(task)
+
+    def _tell_who_goes_on(self, ended: Task) -> None:
+        """Others may wait for it without end, or, as of a master, do what is left."""
+        others = ", ".join(str(t) for t in self._running.values() if t.job != PARAMETER_SERVER)
+        cure = (
+            "If they wait for it, let it call server.join()."
+            if ended.job == PARAMETER_SERVER
+            else "If they serve, as by server.join(), nobody ends them: let them be parameter "
+            "servers, or end when the work is done."
+        )
+        print(f"{ended} has ended, and {others} not. {cure}", file=sys.stderr, flush=True)
 
     def _work_is_done(self) -> None:
         self._released = True
@@ -283,6 +300,16 @@ class NodeTasks(Tasks):
         super()._send(number)
         if self._others is not None and number != _RELEASE:
             os.kill(self._others.pid, signal.SIGKILL)  # there until it is waited for
+
+
+def _without_proxy(addresses: Mapping[str, Sequence[str]]) -> str:
+    """The value of ``no_grpc_proxy``: gRPC takes http_proxy for the tasks' addresses, too.
+
+    It is asked in place of no_proxy. Source: environment_variables.md of gRPC.
+    """
+    hosts = {one.rpartition(":")[0] for each in addresses.values() for one in each}
+    given = os.environ.get("no_grpc_proxy", os.environ.get("no_proxy", ""))
+    return ",".join([*filter(None, [given]), *sorted(hosts)])
 
 
 def _in_child() -> None:

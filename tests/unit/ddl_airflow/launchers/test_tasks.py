@@ -99,15 +99,36 @@ def test_all_may_be_done_before_a_server_has_begun(cluster):
     assert one.wait(SOON_S).state is JobState.SUCCEEDED, one.said()
 
 
+@pytest.mark.parametrize("kind", ["ps", "master"])
+def test_whoever_ends_before_the_others_is_named(cluster, kind, tmp_path):
+    script = f"""
+        done = {str(tmp_path / "done")!r}
+        if kind == {kind!r}:
+            sys.exit()
+        while kind == "worker" and not os.path.exists(done):
+            time.sleep(0.02)
+    """
+    one = cluster(script, tasks="master=1,worker=1,ps=1").start()
+    until = time.monotonic() + within(SOON_S)
+    while f"{kind} 0 has ended, and " not in one.said():
+        assert time.monotonic() < until, one.said()
+        time.sleep(0.05)
+    (tmp_path / "done").touch()
+    assert one.wait().state is JobState.SUCCEEDED, one.said()
+
+
 def test_environment_of_a_task_is_the_contract_without_mpi(cluster, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "of whoever runs Airflow")
     script = "print(json.dumps(dict(os.environ)))\n"
-    env = {"DDL_PROGRESS": "/p", "RESULT_DIR": "/r"}
+    # gRPC would ask the proxy for the other tasks.
+    proxy = {"http_proxy": "http://proxy:3128", "no_proxy": "store"}
+    env = {"DDL_PROGRESS": "/p", "RESULT_DIR": "/r", **proxy}
     one = cluster(script, tasks="master=1,worker=1", env=env).start()
     assert one.wait().state is JobState.SUCCEEDED
     for rank in range(2):
         seen = json.loads(one.log(rank))
         assert (seen["RESULT_DIR"], seen["DDL_JOB_ID"]) == ("/r", one.spec.job_id)
+        assert seen["no_grpc_proxy"] == "store,127.0.0.1"
         # The first one speaks for all.
         assert ("DDL_PROGRESS" in seen) == (rank == 0)
         for absent in ("DDL_OPTIONS", "DDL_TASK"):
