@@ -308,7 +308,7 @@ def _without_proxy(addresses: Mapping[str, Sequence[str]]) -> str:
     It is asked in place of no_proxy. Source: environment_variables.md of gRPC.
     """
     hosts = {one.rpartition(":")[0] for each in addresses.values() for one in each}
-    given = os.environ.get("no_grpc_proxy", os.environ.get("no_proxy", ""))
+    given = os.environ.get("no_grpc_proxy", os.environ.get("no_proxy", ""))  # noqa: SIM112
     return ",".join([*filter(None, [given]), *sorted(hosts)])
 
 
