@@ -6,6 +6,8 @@ import functools
 import inspect
 import os
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
@@ -44,8 +46,46 @@ def install() -> None:
     _hook_optimizers()
     tf1_keras.hook_optimizers()
     hook_initialisers()
+    _refuse_runs_beside_each_other()
     use_one_gpu()
     _hook_runs()
+
+
+@functools.cache
+def _refuse_runs_beside_each_other() -> None:
+    """Where two threads of a session run one collective at once, ranks may pair different runs.
+
+    So the summaries of tf.train.Supervisor, which have a thread of their own, would take the place
+    of a training step on one rank, and of another step on the next.
+    """
+    base = session_module.BaseSession
+    run = base.run
+    known = _Steps()
+    under_way: list[tuple[Any, Any]] = []  # sessions and what they fetch
+    lock = threading.Lock()
+
+    @functools.wraps(run)
+    def run_alone(self: Any, fetches: Any, *args: Any, **kwargs: Any) -> Any:
+        mine = (self, fetches)
+        with lock:
+            beside = [theirs for session, theirs in under_way if session is self]
+            if shared := beside and known.shared(self.graph, fetches, beside):
+                raise tf.errors.FailedPreconditionError(
+                    None,
+                    None,
+                    f"Two threads of rank {PLACEMENT.rank} run {shared} at once in one session: "
+                    "ranks cannot tell which run belongs to which of theirs. tf.train.Supervisor "
+                    "writes summaries in a thread: give it summary_op=None, and run them with the "
+                    "training step. Else let one thread run what needs other ranks.",
+                )
+            under_way.append(mine)
+        try:
+            return run(self, fetches, *args, **kwargs)
+        finally:
+            with lock:
+                del under_way[next(i for i, one in enumerate(under_way) if one is mine)]
+
+    base.run = run_alone
 
 
 def _hook_runs() -> None:
@@ -181,6 +221,7 @@ def join() -> None:
         lifecycle.init("mpi_collectives", by_import=True)
     note_gradients()
     hook_initialisers()
+    _refuse_runs_beside_each_other()
 
 
 @functools.cache
@@ -345,16 +386,31 @@ class _Steps:
 
     def __init__(self, types: Collection[str] = OPERATIONS) -> None:
         self._types = types
-        self._known: dict[tuple[Any, ...], bool] = {}
+        self._known: weakref.WeakKeyDictionary[Any, dict[tuple[str, ...], frozenset[str]]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def is_one(self, run_context: Any) -> bool:
         return self.is_step(run_context.session.graph, run_context.original_args.fetches)
 
     def is_step(self, graph: Any, fetches: Any) -> bool:
+        return bool(self._held(graph, fetches))
+
+    def shared(self, graph: Any, fetches: Any, others: Iterable[Any]) -> str:
+        """The name of an op that both these fetches and others need; empty if there is none."""
+        try:
+            mine = self._held(graph, fetches)
+            theirs = [self._held(graph, one) for one in others] if mine else []
+        except (KeyError, TypeError, ValueError):  # no fetches, of which the run itself says so
+            return ""
+        return min(mine & frozenset().union(*theirs), default="")
+
+    def _held(self, graph: Any, fetches: Any) -> frozenset[str]:
         names = tuple(graph.as_graph_element(fetch).name for fetch in _flat(fetches))
-        if (graph, *names) not in self._known:
-            self._known[graph, *names] = _hold(graph, names, self._types)
-        return self._known[graph, *names]
+        known = self._known.setdefault(graph, {})
+        if names not in known:
+            known[names] = _held(graph, names, self._types)
+        return known[names]
 
 
 def _flat(fetches: Any) -> Iterator[Any]:
@@ -368,12 +424,12 @@ def _flat(fetches: Any) -> Iterator[Any]:
         yield from tf.nest.flatten(fetches, expand_composites=True)
 
 
-def _hold(graph: Any, names: Iterable[str], types: Collection[str]) -> bool:
-    """Whether tensors and ops of these names need an op of these types to run."""
+def _held(graph: Any, names: Iterable[str], types: Collection[str]) -> frozenset[str]:
+    """The ops of these types that tensors and ops of these names need to run."""
     elements = [graph.as_graph_element(name) for name in names]
     operations = [getattr(element, "op", element) for element in elements]
     needed = op_selector.get_backward_walk_ops(operations, control_inputs=True)
-    return any(op.type in types for op in needed)
+    return frozenset(op.name for op in needed if op.type in types)
 
 
 def own_gpu() -> int | None:

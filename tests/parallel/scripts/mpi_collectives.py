@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 
@@ -300,6 +301,33 @@ def a_mismatch_is_an_error_on_every_rank_and_the_next_one_runs() -> None:
                 else:
                     raise AssertionError("no error")
                 assert session.run(alike) == SIZE * (SIZE + 1) / 2
+
+
+@check
+def summaries_of_averages_in_the_supervisors_thread_are_refused() -> None:
+    def slowly(value: np.ndarray) -> np.ndarray:
+        time.sleep(0.01)
+        return value
+
+    with tf.Graph().as_default(), tempfile.TemporaryDirectory() as folder:
+        w = tf.get_variable("w", [4])
+        optimizer = mpi.DistributedOptimizer(tf.train.GradientDescentOptimizer(0.01))
+        pairs = optimizer.compute_gradients(
+            tf.reduce_sum(w) * tf.py_func(slowly, [1.0], tf.float32)
+        )
+        tf.summary.histogram("gradients", pairs[0][0])  # what all ranks have averaged
+        step = tf.train.get_or_create_global_step()
+        train = optimizer.apply_gradients(pairs, step)
+        supervisor = tf.train.Supervisor(logdir=folder, save_summaries_secs=0.1)
+        try:
+            with supervisor.managed_session() as session:
+                for _ in range(300):
+                    session.run(train)
+        except tf.errors.OpError as error:
+            # That of the others, where a rank has ended already.
+            assert "summary_op=None" in str(error) or "already ended" in str(error), error
+        else:
+            raise AssertionError("no error")
 
 
 if __name__ == "__main__":

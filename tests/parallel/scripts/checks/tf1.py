@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +12,7 @@ import ddl
 import keras
 import numpy as np
 import tensorflow as tf
-from ddl_ops import collectives
+from ddl_ops import arrays, collectives
 from ddl_ops.loader import operations
 from speech import RANK, SIZE
 from tf1_ensemble import train_in_threads
@@ -223,16 +224,36 @@ def tf1_iterations_of_a_loop_are_told_apart() -> None:
 
 
 @check
-def tf1_threads_may_run_one_collective_at_a_time_each() -> None:
+def tf1_threads_of_a_session_take_turns_with_a_collective() -> None:
     with tf.Graph().as_default(), v1.Session() as session:
         delay = Delays(5)
         total_op = ddl.allreduce(delay(tf.constant([1.0, RANK])), average=False)
         other_op = ddl.allgather(delay(tf.constant([RANK])))
         want = [[SIZE, sum(range(SIZE))], list(range(SIZE))]
+        turn = threading.Lock()
+
+        def run() -> list[list[float]]:
+            with turn:
+                return [part.tolist() for part in session.run([total_op, other_op])]
+
         with ThreadPoolExecutor(4) as pool:
-            runs = [pool.submit(session.run, [total_op, other_op]) for _ in range(12)]
-            for run in runs:
-                assert [part.tolist() for part in run.result()] == want
+            runs = [pool.submit(run) for _ in range(12)]
+        assert [one.result() for one in runs] == [want] * 12
+        # At once they would be paired by chance, as the summaries of a Supervisor.
+        both = threading.Barrier(2)
+        met = v1.py_func(lambda: np.float32(both.wait(60)), [], tf.float32)
+        with ThreadPoolExecutor(2) as pool:
+            meets = pool.submit(session.run, [met, total_op])
+            while not both.n_waiting:
+                time.sleep(0.01)
+            try:
+                session.run(total_op)
+            except tf.errors.FailedPreconditionError as error:
+                assert f"Two threads of rank {RANK} run AllReduce" in str(error), error
+            else:
+                raise AssertionError("no error")
+            both.wait(60)
+            assert meets.result()[1].tolist() == want[0]
 
 
 @check
@@ -347,10 +368,11 @@ def tf1_optimizers_that_apply_gradients_themselves_average_them() -> None:
 
 @check
 def tf1_optimizers_in_eager_code_start_equal() -> None:
+    arrays._joins.clear()  # of other checks
     scaling = v1.mixed_precision
     makers = (
         lambda: v1.train.GradientDescentOptimizer(0.5),
-        lambda: EarlyOptimizer(),
+        EarlyOptimizer,
         lambda: scaling.MixedPrecisionLossScaleOptimizer(
             v1.train.GradientDescentOptimizer(0.5), scaling.FixedLossScale(8.0)
         ),
