@@ -26,6 +26,11 @@ OPERATIONS = (
     *("DdlSize", "DdlRank", "DdlLocalRank"),
 )
 
+# Those for which ranks wait for each other.
+COLLECTIVES = tuple(
+    name for name in OPERATIONS if name not in ("Init", "DdlSize", "DdlRank", "DdlLocalRank")
+)
+
 # Those of gradients: a run of a session that needs one is a step.
 REDUCTIONS = (
     *("AllReduce", "AllReduceN", "AllReduceAtStep", "AllGather", "TeamGradients"),
@@ -152,8 +157,14 @@ def operations() -> ModuleType:
     Imports TensorFlow. Raises ImportError, saying how to mend it, if the library is missing, was
     built for another TensorFlow, or MPI is not there.
     """
-    if _load_alone():
-        return _wrap_registered()
+    made = _wrap_registered() if _load_alone() else _load_by_tensorflow()
+    from ddl_ops.session_runs import refuse_runs_beside_each_other
+
+    refuse_runs_beside_each_other(COLLECTIVES)
+    return made
+
+
+def _load_by_tensorflow() -> ModuleType:
     import tensorflow as tf
 
     check(LIBRARY, tf.__version__)

@@ -6,16 +6,13 @@ import functools
 import inspect
 import os
 import sys
-import threading
-import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import CodeType
 from typing import Any
 
 import tensorflow as tf  # noqa: TID253
 from tensorflow.python.client import session as session_module  # noqa: TID253
 from tensorflow.python.ops import (  # noqa: TID253
-    op_selector,
     ref_variable,
     resource_variable_ops,
 )
@@ -29,6 +26,7 @@ from ddl_ops.collectives import barrier, bcast
 from ddl_ops.environment import PLACEMENT, checkpoint_folder
 from ddl_ops.gradients import averaged_by_both, grads_reduce, note_gradients
 from ddl_ops.loader import OPERATIONS, REDUCTIONS
+from ddl_ops.session_runs import Steps
 
 _installed = False
 # The attribute in which a variable keeps what `initializer` has made, and from which op.
@@ -46,46 +44,8 @@ def install() -> None:
     _hook_optimizers()
     tf1_keras.hook_optimizers()
     hook_initialisers()
-    _refuse_runs_beside_each_other()
     use_one_gpu()
     _hook_runs()
-
-
-@functools.cache
-def _refuse_runs_beside_each_other() -> None:
-    """Where two threads of a session run one collective at once, ranks may pair different runs.
-
-    So the summaries of tf.train.Supervisor, which have a thread of their own, would take the place
-    of a training step on one rank, and of another step on the next.
-    """
-    base = session_module.BaseSession
-    run = base.run
-    known = _Steps()
-    under_way: list[tuple[Any, Any]] = []  # sessions and what they fetch
-    lock = threading.Lock()
-
-    @functools.wraps(run)
-    def run_alone(self: Any, fetches: Any, *args: Any, **kwargs: Any) -> Any:
-        mine = (self, fetches)
-        with lock:
-            beside = [theirs for session, theirs in under_way if session is self]
-            if shared := beside and known.shared(self.graph, fetches, beside):
-                raise tf.errors.FailedPreconditionError(
-                    None,
-                    None,
-                    f"Two threads of rank {PLACEMENT.rank} run {shared} at once in one session: "
-                    "ranks cannot tell which run belongs to which of theirs. tf.train.Supervisor "
-                    "writes summaries in a thread: give it summary_op=None, and run them with the "
-                    "training step. Else let one thread run what needs other ranks.",
-                )
-            under_way.append(mine)
-        try:
-            return run(self, fetches, *args, **kwargs)
-        finally:
-            with lock:
-                del under_way[next(i for i, one in enumerate(under_way) if one is mine)]
-
-    base.run = run_alone
 
 
 def _hook_runs() -> None:
@@ -93,7 +53,7 @@ def _hook_runs() -> None:
     path = weight_notes.place()
     if path is None:
         return
-    notes, steps = weight_notes.WeightNotes(path), _Steps(REDUCTIONS)
+    notes, steps = weight_notes.WeightNotes(path), Steps(REDUCTIONS)
     base = session_module.BaseSession
     run = base.run
     seen: dict[Any, int] = {}  # of each graph, the last step
@@ -221,7 +181,6 @@ def join() -> None:
         lifecycle.init("mpi_collectives", by_import=True)
     note_gradients()
     hook_initialisers()
-    _refuse_runs_beside_each_other()
 
 
 @functools.cache
@@ -309,13 +268,13 @@ class EpochHook(tf.compat.v1.train.SessionRunHook):
     def __init__(self) -> None:
         self._epoch = 0
         self._steps = 0
-        self._known = _Steps()
+        self._known = Steps(OPERATIONS)
 
     def begin(self) -> None:
         """A session begins."""
         self._epoch += 1
         self._steps = 0
-        self._known = _Steps()
+        self._known = Steps(OPERATIONS)
 
     def before_run(self, run_context: Any) -> None:
         """It is about to run something."""
@@ -354,11 +313,11 @@ class PreemptionHook(tf.compat.v1.train.SessionRunHook):
         place = folder or checkpoint_folder("PreemptionHook")
         self._prefix = os.path.join(os.fspath(place), "model.ckpt")
         self._saver: Any = None
-        self._steps = _Steps()
+        self._steps = Steps(OPERATIONS)
 
     def begin(self) -> None:
         """A session begins, and its graph can still be added to."""
-        self._steps = _Steps()
+        self._steps = Steps(OPERATIONS)
         self._saver = tf.compat.v1.train.Saver()
         self._global_step = tf.compat.v1.train.get_or_create_global_step()
 
@@ -379,57 +338,6 @@ class PreemptionHook(tf.compat.v1.train.SessionRunHook):
         step = int(run_context.session.run(self._global_step))
         if preemption.wanted(step, "Let the global step be the same on all ranks."):
             preemption.end(step)
-
-
-class _Steps:
-    """Which runs of a session are steps: those that hold collectives, or ops of these types."""
-
-    def __init__(self, types: Collection[str] = OPERATIONS) -> None:
-        self._types = types
-        self._known: weakref.WeakKeyDictionary[Any, dict[tuple[str, ...], frozenset[str]]] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    def is_one(self, run_context: Any) -> bool:
-        return self.is_step(run_context.session.graph, run_context.original_args.fetches)
-
-    def is_step(self, graph: Any, fetches: Any) -> bool:
-        return bool(self._held(graph, fetches))
-
-    def shared(self, graph: Any, fetches: Any, others: Iterable[Any]) -> str:
-        """The name of an op that both these fetches and others need; empty if there is none."""
-        try:
-            mine = self._held(graph, fetches)
-            theirs = [self._held(graph, one) for one in others] if mine else []
-        except (KeyError, TypeError, ValueError):  # no fetches, of which the run itself says so
-            return ""
-        return min(mine & frozenset().union(*theirs), default="")
-
-    def _held(self, graph: Any, fetches: Any) -> frozenset[str]:
-        names = tuple(graph.as_graph_element(fetch).name for fetch in _flat(fetches))
-        known = self._known.setdefault(graph, {})
-        if names not in known:
-            known[names] = _held(graph, names, self._types)
-        return known[names]
-
-
-def _flat(fetches: Any) -> Iterator[Any]:
-    # tf.nest sorts keys, and a MonitoredSession fetches for hooks, by themselves.
-    if isinstance(fetches, Mapping):
-        fetches = list(fetches.values())
-    if isinstance(fetches, (list, tuple)):
-        for one in fetches:
-            yield from _flat(one)
-    elif fetches is not None:
-        yield from tf.nest.flatten(fetches, expand_composites=True)
-
-
-def _held(graph: Any, names: Iterable[str], types: Collection[str]) -> frozenset[str]:
-    """The ops of these types that tensors and ops of these names need to run."""
-    elements = [graph.as_graph_element(name) for name in names]
-    operations = [getattr(element, "op", element) for element in elements]
-    needed = op_selector.get_backward_walk_ops(operations, control_inputs=True)
-    return frozenset(op.name for op in needed if op.type in types)
 
 
 def own_gpu() -> int | None:
