@@ -754,6 +754,23 @@ def test_a_job_waits_for_its_quota(handle):
     assert (status.state, status.reason) == (JobState.PENDING, "waits to be made: exceeded quota")
 
 
+def test_a_launcher_that_a_quota_holds_back_holds_its_workers_no_longer_than_start_timeout(handle):
+    workers = [pod_of(0), pod_of(1)]
+    assert needs_events(job_of(), workers)
+    assert not needs_events(job_of(), [LAUNCHER, *workers])
+    patient = job_of(annotations={"ddl-airflow/start-timeout-s": "600"})
+    # Kubernetes keeps an event for an hour, and what cannot be made is tried ever more seldom.
+    facts = {"job": patient, "pods": workers, "events": []}
+    status = judged(handle, facts, NOW)
+    assert (status.state, status.permanent) == (JobState.FAILED, True)
+    assert "launcher's pod is not made after 600 s (launcher.start_timeout)" in status.reason
+    facts["events"] = [{"of": NAME, "reason": "FailedCreate", "message": "exceeded quota"}]
+    assert "will not start: exceeded quota" in judged(handle, facts, NOW).reason
+    # One that has ended may be gone a moment before its Job has failed by that.
+    (handle.record_dir / "rank-0.json").write_text('{"rank": 0, "host": "h"}')
+    assert not judged(handle, facts, NOW).ended
+
+
 @pytest.mark.parametrize(
     ("pod", "state", "permanent"),
     [
