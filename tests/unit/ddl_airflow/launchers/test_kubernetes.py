@@ -819,11 +819,12 @@ def test_a_worker_that_lost_its_launcher_names_the_launchers_node():
         (403, 'pods "x" is forbidden: violates PodSecurity "restricted"', "run_ranks_as", False),
         (422, "Pod is invalid: spec", "", False),
         (503, "apiserver is shutting down", "", True),
+        (409, "Operation cannot be fulfilled on resourcequotas", "", True),
     ],
 )
 def test_what_the_server_refuses_is_told_with_what_to_change(code, said, cure, again):
     one = {"kind": "Pod", "metadata": {"name": "x"}}
-    error = refused(Refused(code, "", said), "vision", one)
+    error = refused(Refused(code, "Conflict" if code == 409 else "", said), "vision", one)
     assert error.retryable is again
     assert said in str(error) and cure in str(error) and "namespace vision" in str(error)
 
