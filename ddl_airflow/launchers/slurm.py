@@ -235,7 +235,8 @@ class SlurmLauncher:
         """
         if handle.number:
             return handle
-        words = ["squeue", "--me", "--noheader", "--states=all", "--format=%i"]
+        # Also in partitions that are hidden from who asks for no job by its number.
+        words = ["squeue", "--me", "--all", "--noheader", "--states=all", "--format=%i"]
         said = _answered([*words, f"--name={handle.job_id}"], handle.user)
         return replace(handle, number=max(map(int, said.split()), default=0))
 
@@ -389,7 +390,8 @@ def _queue(numbers: Sequence[int], user: str) -> dict[int, dict[str, str]]:
     """What the controller says of these jobs, those that ended lately among them."""
     if not numbers:
         return {}
-    words = ["squeue", "--noheader", "--states=all", f"--format={'|'.join(_FIELDS.values())}"]
+    form = f"--format={'|'.join(_FIELDS.values())}"
+    words = ["squeue", "--all", "--noheader", "--states=all", form]
     said = _answered([*words, f"--jobs={','.join(map(str, numbers))}"], user)
     lines = (line.split("|", len(_FIELDS) - 1) for line in said.splitlines())
     jobs = [dict(zip(_FIELDS, line, strict=True)) for line in lines if len(line) == len(_FIELDS)]
@@ -421,7 +423,7 @@ def _accounted(numbers: Sequence[int], user: str) -> dict[int, dict[str, str]]:
 
 
 def _partition(name: str, user: str) -> dict[str, str]:
-    said = _answered(["scontrol", "--oneliner", "show", "partition", name], user)
+    said = _answered(["scontrol", "--all", "--oneliner", "show", "partition", name], user)
     # A value with a space is cut there; none that is read has one.
     return dict(re.findall(r"(?:^| )([A-Za-z]+)=(\S*)", said))
 

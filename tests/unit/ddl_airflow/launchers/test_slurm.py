@@ -241,6 +241,16 @@ def test_a_job_that_slurm_took_though_it_answered_too_late_is_found(tmp_path, sa
     assert submitted(tmp_path).number == 4712
 
 
+def test_a_job_in_a_partition_that_slurm_hides_is_found(says, handle):
+    """It would be submitted a second time."""
+    says("squeue", "12\n", when="--me --all")
+    says("squeue", queued("PENDING", "PartitionNodeLimit"), when="--all")
+    says("scontrol", PARTITION.format("1", 8, 2), when="--all --oneliner show partition gpu")
+    slurm, lost = SlurmLauncher(), replace(handle, number=0)
+    assert slurm.find(lost).number == 12
+    assert "partition gpu allows 1" in slurm.status(lost).reason
+
+
 def test_a_host_without_slurm_says_so(tmp_path, says):
     with pytest.raises(SubmitFailed, match="sbatch is not on PATH of this host") as caught:
         submitted(tmp_path)
