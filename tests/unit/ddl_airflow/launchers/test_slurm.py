@@ -307,6 +307,33 @@ def test_a_job_that_can_never_start_is_told_from_one_that_waits(
     assert (never or f"({reason})") in status.reason
 
 
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        ("PartitionTimeLimit", JobState.PENDING),
+        ("PartitionNodeLimit", JobState.PENDING),
+        ("PartitionConfig", JobState.PENDING),
+        ("AccountNotAllowed", JobState.PENDING),
+        ("QOSNotAllowed", JobState.PENDING),
+        ("InvalidAccount", JobState.FAILED),
+    ],
+)
+def test_a_job_for_several_partitions_waits_for_any_of_them(says, handle, reason, state):
+    """Slurm's reason is of the one that it has looked at last."""
+    says("scontrol", error="Partition gpu,long not found", code=1)
+    says("squeue", queued("PENDING", reason).replace("|gpu|", "|gpu,long|"))
+    assert SlurmLauncher().status(handle).state is state
+
+
+def test_a_partition_of_which_nothing_is_known_keeps_no_job_from_being_looked_at(says, handle):
+    says("scontrol", error="slurm_load_partitions error: Access/permission denied", code=1)
+    says("squeue", queued("PENDING", "PartitionConfig") + queued("RUNNING", "None", 13, "other"))
+    slurm = SlurmLauncher()
+    handles = [handle, replace(handle, number=13, job_id="other")]
+    said = [slurm.conclude(h, t) for h, t in zip(handles, slurm.ask(handles), strict=True)]
+    assert [status.state for status in said] == [JobState.PENDING, JobState.RUNNING]
+
+
 def test_jobs_are_asked_for_together(says, handle, tmp_path):
     """Also those that the controller has forgotten; and no number is taken for another's job."""
     others = {12: SPEC.job_id, 13: "digits/train-2", 14: "a|b", 15: "gone", 16: "away", 17: "x"}
