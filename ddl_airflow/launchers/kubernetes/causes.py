@@ -27,6 +27,7 @@ from ddl_airflow.launchers.kubernetes.facts import (
     delay_of,
     end_of,
     ended_at,
+    failure_of,
     has_finished,
     host_of,
     is_alive,
@@ -140,7 +141,7 @@ def needs_events(job: _Object | None, pods: Sequence[_Object]) -> bool:
         return bool(missing_hosts(job, pods)) or any(map(is_deleted, pods))
     plain = all(pod["status"].get("phase") == "Running" and not is_deleted(pod) for pod in pods)
     unmade = is_begun(job) and not _has_launcher(pods)
-    return bool(condition_of(job, "Failed") or missing_hosts(job, pods) or unmade or not plain)
+    return bool(failure_of(job) or missing_hosts(job, pods) or unmade or not plain)
 
 
 def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus:
@@ -162,8 +163,8 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
             return JobStatus(JobState.RUNNING, reason="is being ended")
         # Its pods are deleted with it, which explains nothing.
         return _ended(handle, _said_by(job) or _GONE, pods)
-    if (over := over_since(job)) is not None:
-        if now - over < SETTLE_S and any(is_alive(pod) for pod in workers_of(pods)):
+    if over_since(job) is not None:
+        if _is_ending(facts, now):
             return JobStatus(JobState.RUNNING, reason="is ending")
         return _ended(handle, why_ended(facts), pods)
     began = seconds(job["metadata"]["creationTimestamp"]) + delay_of(job)
@@ -183,6 +184,19 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
     return status
 
 
+def _is_ending(facts: Mapping[str, Any], now: float) -> bool:
+    """Whether pods of a job that is over may be at work: ranks that save, or write how they end."""
+    job = facts["job"]
+    over = over_since(job)
+    alive = [pod for pod in facts["pods"] if is_alive(pod) and not is_overdue(pod, now)]
+    if over is not None and now - over < SETTLE_S:
+        return bool(workers_of(alive))
+    # Such as those of a node that is drained, which have their grace. An operator removes pods of
+    # any job that has ended.
+    drained = bool(failure_of(job)) and not job.get("operator")
+    return drained and any(map(is_deleted, alive))
+
+
 def dead(facts: Mapping[str, Any], now: float) -> Verdict | None:
     """Why a job that is there cannot go on, so that it is to be ended; None if it can."""
     job, pods, events = facts["job"], facts["pods"], facts["events"]
@@ -200,7 +214,7 @@ def dead(facts: Mapping[str, Any], now: float) -> Verdict | None:
 def left_over(facts: Mapping[str, Any], now: float) -> list[_Object]:
     """The pods that outlive their job: those that its launcher never came to hold."""
     over = facts["job"] and over_since(facts["job"])
-    if over is None or now - over < SETTLE_S:
+    if over is None or now - over < SETTLE_S or _is_ending(facts, now):
         return []
     return [one for one in workers_of(facts["pods"]) if is_alive(one) and not is_deleted(one)]
 
@@ -387,7 +401,7 @@ def _said_by(job: _Object) -> Verdict | None:
     """Why a job has ended, as far as it says so itself."""
     if kept := annotations_of(job).get(ENDED_BECAUSE):
         return Verdict.load(kept)
-    if condition_of(job, "Failed").get("reason") == "DeadlineExceeded":
+    if failure_of(job).get("reason") == "DeadlineExceeded":
         return Verdict(
             JobState.LOST,
             "Kubernetes ended the job: it took longer than launcher.time_limit. Raise that; or let "
@@ -507,7 +521,7 @@ def _of_missing(name: str, events: Iterable[_Object], where: str = "") -> Verdic
 
 def _of_launcher(job: _Object, pods: Sequence[_Object], events: Sequence[_Object]) -> list[Verdict]:
     """What happened to a launcher's pod that is gone: of one that ended, Kubernetes keeps it."""
-    failed = condition_of(job, "Failed").get("reason") == "BackoffLimitExceeded"
+    failed = failure_of(job).get("reason") == "BackoffLimitExceeded"
     if job.get("operator") or not failed or _has_launcher(pods):
         return []
     name = name_in(job)

@@ -426,7 +426,12 @@ DONE = [pod_of(0, ended_as(), phase="Failed"), GONE]
             "higher priority: by x/y",
         ),
         (DONE[:1], [event(1, "TaintManagerEviction")], JobState.LOST, "its node does not answer"),
-        ([DONE[0], pod_of(1, deleted=AT)], [], JobState.PREEMPTED, "on node n1 was deleted"),
+        (
+            [DONE[0], pod_of(1, ended_as(code=143), phase="Failed", deleted=AT)],
+            [],
+            JobState.PREEMPTED,
+            "on node n1 was deleted",
+        ),
         (
             [DONE[0], pod_of(1, phase="Failed", reason="NodeShutdown", message="bye")],
             [],
@@ -655,6 +660,39 @@ def test_a_job_has_ended_when_its_pods_have(handle):
     assert left_over(facts, NOW) == []
     assert judged(handle, facts, NOW + 60).ended
     assert len(left_over(facts, NOW + 60)) == 2
+
+
+@pytest.mark.parametrize("condition", ["Failed", "FailureTarget"])  # before 1.31, and since
+def test_ranks_save_for_as_long_as_the_pods_of_a_drained_node_have(handle, condition):
+    job = job_of(condition, "BackoffLimitExceeded", at="2027-01-15T07:59:00Z")
+    later = "2027-01-15T08:01:00Z"  # when its grace is over
+    workers = [pod_of(0), pod_of(1)]
+    facts = {"job": job, "pods": [pod_of("launcher", deleted=later), *workers], "events": []}
+    assert judged(handle, facts, NOW).reason == "is ending"
+    assert left_over(facts, NOW) == []
+    all_save(handle)
+    ended = pod_of("launcher", ended_as(code=0), phase="Succeeded", deleted=later)
+    status = judged(handle, facts | {"pods": [ended, *workers]}, NOW)
+    assert (status.state, status.step) == (JobState.PREEMPTED, 7)
+    assert left_over(facts | {"pods": [ended, *workers]}, NOW) == workers
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("BackoffLimitExceeded", "on node nlauncher does not answer"),
+        ("DeadlineExceeded", "launcher.time_limit"),
+    ],
+)
+def test_a_job_whose_launchers_node_is_down_ends_without_it(handle, reason, words):
+    """Since 1.31 a Job has not failed before its pods have ended, which that one never does."""
+    not_ready = [{"type": "Ready", "status": "False"}]
+    silent = pod_of("launcher", deleted=LONG_AGO, conditions=not_ready)
+    workers = [pod_of(0), pod_of(1)]
+    facts = {"job": job_of("FailureTarget", reason), "pods": [silent, *workers], "events": []}
+    status = judged(handle, facts, NOW)
+    assert (status.state, words in status.reason) == (JobState.LOST, True)
+    assert left_over(facts, NOW) == workers
 
 
 def test_a_job_that_is_deleted_has_ended_when_it_is_gone_or_its_node_is_lost(handle):
