@@ -187,7 +187,9 @@ def test_the_place_goes_with_the_job():
     assert StartedJob.load(dumped).handle == handle
     del dumped["handle"]["place"]  # as an earlier version dumped it
     assert StartedJob.load(dumped).handle == replace(handle, place="")
-    assert KubernetesLauncher(**SETTINGS).expected(SPEC).place == ""
+    least = KubernetesLauncher(**SETTINGS).expected(SPEC)
+    assert least.place == ""
+    assert (handle.grace_s, least.grace_s) == (120.0, 30.0)  # whoever waits for its end is to know
 
 
 def test_a_job_needs_an_image():
