@@ -201,6 +201,11 @@ VARIABLES = (
         "rank",
     ),
     _variable(
+        "DDL_SHELL",
+        "set by the shell that a command keeps: its process id, for a script that makes room, "
+        "after which the shell is to run no more",
+    ),
+    _variable(
         "LD_PRELOAD OMPI_MCA_btl_tcp_if_include",
         "on one host: [servers listen on its loopback address](#what-runs)",
     ),

@@ -133,6 +133,8 @@ class JobHandle:
         nodes: hosts that the ranks must have run on, as many on each; 0 where all run on one.
         place: where the scheduler has it, in the launcher's own words; empty where it has but one.
         cluster: the job's, as text; empty under MPI.
+        grace_s: seconds that its ranks have to save when it is cancelled; 0 where that is the
+            scheduler's own to say.
     """
 
     kind: str
@@ -147,6 +149,7 @@ class JobHandle:
     nodes: int = 0
     place: str = ""
     cluster: str = ""
+    grace_s: float = 0.0
 
 
 class JobState(Enum):

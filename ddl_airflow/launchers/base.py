@@ -18,7 +18,8 @@ from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, Submission
 
 # Airflow kills a task 5 s after SIGTERM; the ranks must be gone before.
 GRACE_S = 3.0
-# More than Slurm's KillWait, after which it kills what did not end by itself.
+# More than Slurm's KillWait, after which it kills what did not end by itself. The grace of a handle
+# is to be added.
 END_S = 120.0
 
 

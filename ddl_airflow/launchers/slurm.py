@@ -11,6 +11,7 @@ under the same number.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -32,6 +33,8 @@ from ddl_airflow.launchers.base import Told
 from ddl_airflow.launchers.local import make_folders, on_nodes, rank_environment, share_lock
 from ddl_airflow.launchers.mpirun import OpenMpi
 from ddl_airflow.launchers.records import is_consequence, ranks_status
+
+_log = logging.getLogger(__name__)
 
 # The commands give up by themselves well before, also where the controller is away (18 s).
 _TIMEOUT_S = 60.0
@@ -99,6 +102,8 @@ _NEVER = {
     "QOSNotAllowed": "the partition is not for this QOS. Correct launcher.options",
     "DependencyNeverSatisfied": "what it depends on has failed",
 }
+# Those of a partition: of a job for several, Slurm gives the reason of the one it looked at last.
+_OF_PARTITION = frozenset(("PartitionTimeLimit", "AccountNotAllowed", "QOSNotAllowed"))
 # Reasons that may also mean nodes which are down now; then the partition's size decides.
 _TOO_MUCH = frozenset(("PartitionConfig", "PartitionNodeLimit"))
 # What sbatch says when the same job would be refused again, and what to change. It says nothing
@@ -235,7 +240,8 @@ class SlurmLauncher:
         """
         if handle.number:
             return handle
-        words = ["squeue", "--me", "--noheader", "--states=all", "--format=%i"]
+        # Also in partitions that are hidden from who asks for no job by its number.
+        words = ["squeue", "--me", "--all", "--noheader", "--states=all", "--format=%i"]
         said = _answered([*words, f"--name={handle.job_id}"], handle.user)
         return replace(handle, number=max(map(int, said.split()), default=0))
 
@@ -258,7 +264,8 @@ class SlurmLauncher:
         told = [known.get(handle.number, {}) for handle in found]
         for handle, one in zip(found, told, strict=True):
             name = one.get("Partition", "")
-            if one.get("Reason") in _TOO_MUCH and name not in partitions:
+            sized = one.get("Reason") in _TOO_MUCH and not _is_several(name)
+            if sized and name not in partitions:
                 partitions[name] = _partition(name, handle.user)
         # The number may have become another's, when the cluster's own state was lost.
         return [
@@ -278,7 +285,8 @@ class SlurmLauncher:
             return JobStatus(JobState.RUNNING, reason=_where(told))
         reason = told.get("Reason", "None")
         too_much = _too_much(told) if reason in _TOO_MUCH else ""
-        if never := _NEVER.get(reason) or too_much:
+        one_of_several = reason in _OF_PARTITION and _is_several(told.get("Partition", ""))
+        if (never := _NEVER.get(reason) or too_much) and not one_of_several:
             why = f"Slurm will never start job {told['JobId']} ({reason}): {never}."
             return JobStatus(JobState.FAILED, reason=why, permanent=True)
         return JobStatus(JobState.PENDING, reason=f"in Slurm's queue ({reason})")
@@ -389,7 +397,8 @@ def _queue(numbers: Sequence[int], user: str) -> dict[int, dict[str, str]]:
     """What the controller says of these jobs, those that ended lately among them."""
     if not numbers:
         return {}
-    words = ["squeue", "--noheader", "--states=all", f"--format={'|'.join(_FIELDS.values())}"]
+    form = f"--format={'|'.join(_FIELDS.values())}"
+    words = ["squeue", "--all", "--noheader", "--states=all", form]
     said = _answered([*words, f"--jobs={','.join(map(str, numbers))}"], user)
     lines = (line.split("|", len(_FIELDS) - 1) for line in said.splitlines())
     jobs = [dict(zip(_FIELDS, line, strict=True)) for line in lines if len(line) == len(_FIELDS)]
@@ -420,8 +429,17 @@ def _accounted(numbers: Sequence[int], user: str) -> dict[int, dict[str, str]]:
     return jobs
 
 
+def _is_several(partition: str) -> bool:
+    return "," in partition
+
+
 def _partition(name: str, user: str) -> dict[str, str]:
-    said = _answered(["scontrol", "--oneliner", "show", "partition", name], user)
+    """What Slurm says of a partition; nothing where it does not: it only tells why a job waits."""
+    try:
+        said = _answered(["scontrol", "--all", "--oneliner", "show", "partition", name], user)
+    except LaunchError as error:
+        _log.debug("the limits of partition %s are not known: %s", name, error)
+        return {}
     # A value with a space is cut there; none that is read has one.
     return dict(re.findall(r"(?:^| )([A-Za-z]+)=(\S*)", said))
 

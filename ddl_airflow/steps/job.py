@@ -458,13 +458,14 @@ class ScheduledJob(RunningJob):
         self.drop_note()
 
     def _end(self, handle: JobHandle) -> None:
-        deadline = time.monotonic() + END_S
+        patience_s = END_S + handle.grace_s
+        deadline = time.monotonic() + patience_s
         self._launcher.cancel(handle, GRACE_S)
         while not self._launcher.status(handle).ended:
             if time.monotonic() > deadline:
                 raise LaunchError(
                     f"{handle.kind} job {handle.number} of an earlier try was cancelled, and has "
-                    f"not ended in {END_S:.0f} s. A second one is not started beside it."
+                    f"not ended in {patience_s:.0f} s. A second one is not started beside it."
                 )
             time.sleep(_ASK_S)
 

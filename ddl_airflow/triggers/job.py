@@ -102,7 +102,7 @@ class JobTrigger(BaseTrigger):
             await self._cancel()
         if late:
             # Its ranks may still write: what comes after it would work beside them.
-            deadline = time.monotonic() + END_S
+            deadline = time.monotonic() + END_S + self._started.handle.grace_s
             while not status.ended and time.monotonic() < deadline:
                 status = await self._look(reports)
             status = replace(status, state=JobState.LOST)

@@ -51,10 +51,10 @@ class Refused(LaunchError):
     """
 
     def __init__(self, code: int, reason: str, said: str) -> None:
-        # A server that is overloaded, or that is just being replaced, is asked again.
-        super().__init__(
-            f"Kubernetes' API server: {said.rstrip('.')}.", retryable=code >= 500 or code == 429
-        )
+        # A server that is overloaded, or that is just being replaced, is asked again; so is one
+        # where somebody else has changed, in that moment, what the object counts for: a quota.
+        passes = code >= 500 or code == 429 or reason == "Conflict"
+        super().__init__(f"Kubernetes' API server: {said.rstrip('.')}.", retryable=passes)
         self.code = code
         self.reason = reason
         self.said = said

@@ -27,6 +27,7 @@ from ddl_airflow.launchers.kubernetes.facts import (
     delay_of,
     end_of,
     ended_at,
+    failure_of,
     has_finished,
     host_of,
     is_alive,
@@ -139,7 +140,8 @@ def needs_events(job: _Object | None, pods: Sequence[_Object]) -> bool:
         # All ranks may have saved because one had to make room: for whom, an event says.
         return bool(missing_hosts(job, pods)) or any(map(is_deleted, pods))
     plain = all(pod["status"].get("phase") == "Running" and not is_deleted(pod) for pod in pods)
-    return bool(condition_of(job, "Failed") or missing_hosts(job, pods) or not pods or not plain)
+    unmade = is_begun(job) and not _has_launcher(pods)
+    return bool(failure_of(job) or missing_hosts(job, pods) or unmade or not plain)
 
 
 def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus:
@@ -150,7 +152,7 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
         facts: ``job``, ``pods`` and ``events``, each slim; no job if there is none.
         now: when that was so, in unix seconds.
     """
-    job, pods, events = facts["job"], facts["pods"], facts["events"]
+    job, pods = facts["job"], facts["pods"]
     if job is None:
         return _ended(handle, _GONE, pods)
     if is_deleted(job):
@@ -161,8 +163,8 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
             return JobStatus(JobState.RUNNING, reason="is being ended")
         # Its pods are deleted with it, which explains nothing.
         return _ended(handle, _said_by(job) or _GONE, pods)
-    if (over := over_since(job)) is not None:
-        if now - over < SETTLE_S and any(is_alive(pod) for pod in workers_of(pods)):
+    if over_since(job) is not None:
+        if _is_ending(facts, now):
             return JobStatus(JobState.RUNNING, reason="is ending")
         return _ended(handle, why_ended(facts), pods)
     began = seconds(job["metadata"]["creationTimestamp"]) + delay_of(job)
@@ -174,12 +176,25 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
         return JobStatus(JobState.FAILED, reason=f"The job {never}.", permanent=True)
     if job.get("suspended"):
         return JobStatus(JobState.PENDING, reason="waits in Kueue's queue.")
-    status = _on_the_way(job, pods, events, now)
+    status = _on_the_way(handle, facts, now)
     if status.state is JobState.RUNNING and now - began < _EARLY_S:
         # Whether mpirun has used the hosts shows soon; reading all records takes its time.
         early = ranks_status(handle, running=True)
         return early if early.ended else status
     return status
+
+
+def _is_ending(facts: Mapping[str, Any], now: float) -> bool:
+    """Whether pods of a job that is over may be at work: ranks that save, or write how they end."""
+    job = facts["job"]
+    over = over_since(job)
+    alive = [pod for pod in facts["pods"] if is_alive(pod) and not is_overdue(pod, now)]
+    if over is not None and now - over < SETTLE_S:
+        return bool(workers_of(alive))
+    # Such as those of a node that is drained, which have their grace. An operator removes pods of
+    # any job that has ended.
+    drained = bool(failure_of(job)) and not job.get("operator")
+    return drained and any(map(is_deleted, alive))
 
 
 def dead(facts: Mapping[str, Any], now: float) -> Verdict | None:
@@ -199,7 +214,7 @@ def dead(facts: Mapping[str, Any], now: float) -> Verdict | None:
 def left_over(facts: Mapping[str, Any], now: float) -> list[_Object]:
     """The pods that outlive their job: those that its launcher never came to hold."""
     over = facts["job"] and over_since(facts["job"])
-    if over is None or now - over < SETTLE_S:
+    if over is None or now - over < SETTLE_S or _is_ending(facts, now):
         return []
     return [one for one in workers_of(facts["pods"]) if is_alive(one) and not is_deleted(one)]
 
@@ -219,7 +234,7 @@ def taken_back(handle: JobHandle, job: _Object | None) -> Verdict | None:
     """
     if job is None or not job.get("suspended") or not is_begun(job) or over_since(job) is not None:
         return None
-    if not any(handle.record_dir.glob("rank-*.json")):
+    if not _has_ranks(handle):
         return None  # it never began
     return Verdict(JobState.PREEMPTED, "Kueue took its place back: the job was suspended.")
 
@@ -273,9 +288,16 @@ def _may_be_consequence(failure: RankFailure) -> bool:
     return is_consequence(failure) or failure.exit_code in (_KILLED, _ASKED_TO_END)
 
 
-def _on_the_way(
-    job: _Object, pods: Sequence[_Object], events: Sequence[_Object], now: float
-) -> JobStatus:
+def _has_ranks(handle: JobHandle) -> bool:
+    return any(handle.record_dir.glob("rank-*.json"))
+
+
+def _has_launcher(pods: Iterable[_Object]) -> bool:
+    return any(role_of(pod) == "launcher" for pod in pods)
+
+
+def _on_the_way(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus:
+    job, pods, events = facts["job"], facts["pods"], facts["events"]
     asked = annotations_of(job).get(START_TIMEOUT)
     patience_s = float(asked) if asked else _START_S
     waits = ""
@@ -293,14 +315,18 @@ def _on_the_way(
             reason = f"Pod {name} will not start: {never}"
             return JobStatus(JobState.FAILED, reason=reason, permanent=True)
         waits = waits or f"pod {name} {why}"
-    if not any(role_of(pod) == "launcher" for pod in pods):
+    if not _has_launcher(pods):
         said = [one["message"] for one in events if one["reason"] in _NOT_MADE]
         if not said and job.get("operator") and not pods:
             said = ["its operator has made no pods of it. Does it run?"]
         since = now - seconds(job["metadata"]["creationTimestamp"]) - delay_of(job)
-        if said and asked and since > patience_s:
+        # An operator may wait for the workers first. Where ranks were, it is one that has ended.
+        tells = said or not job.get("operator")
+        if asked and tells and since > patience_s and not _has_ranks(handle):
+            unmade = f"its launcher's pod is not made after {patience_s:.0f} s"
+            why = said[-1] if said else f"{unmade} (launcher.start_timeout)"
             return JobStatus(
-                JobState.FAILED, reason=f"The job will not start: {said[-1]}.", permanent=True
+                JobState.FAILED, reason=f"The job will not start: {why}.", permanent=True
             )
         waits = waits or (f"waits to be made: {said[-1]}" if said else "waits to be made")
     if waits:
@@ -375,7 +401,7 @@ def _said_by(job: _Object) -> Verdict | None:
     """Why a job has ended, as far as it says so itself."""
     if kept := annotations_of(job).get(ENDED_BECAUSE):
         return Verdict.load(kept)
-    if condition_of(job, "Failed").get("reason") == "DeadlineExceeded":
+    if failure_of(job).get("reason") == "DeadlineExceeded":
         return Verdict(
             JobState.LOST,
             "Kubernetes ended the job: it took longer than launcher.time_limit. Raise that; or let "
@@ -495,8 +521,8 @@ def _of_missing(name: str, events: Iterable[_Object], where: str = "") -> Verdic
 
 def _of_launcher(job: _Object, pods: Sequence[_Object], events: Sequence[_Object]) -> list[Verdict]:
     """What happened to a launcher's pod that is gone: of one that ended, Kubernetes keeps it."""
-    failed = condition_of(job, "Failed").get("reason") == "BackoffLimitExceeded"
-    if job.get("operator") or not failed or any(role_of(pod) == "launcher" for pod in pods):
+    failed = failure_of(job).get("reason") == "BackoffLimitExceeded"
+    if job.get("operator") or not failed or _has_launcher(pods):
         return []
     name = name_in(job)
     workers = workers_prefix(name, "none")

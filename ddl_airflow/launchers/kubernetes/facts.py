@@ -151,14 +151,20 @@ def condition_of(one: _Object, kind: str, status: str = "True") -> dict[str, Any
     return {}
 
 
+def failure_of(job: _Object) -> dict[str, Any]:
+    """The condition by which a job has failed, or will when its pods have ended; else empty."""
+    # Since 1.31 the second comes first, and the first when no pod of the Job is left.
+    return condition_of(job, "Failed") or condition_of(job, "FailureTarget")
+
+
 def has_finished(job: _Object) -> bool:
-    """Whether a job has ended, as the cluster sees it."""
-    return bool(condition_of(job, "Complete") or condition_of(job, "Failed"))
+    """Whether a job has ended, as the cluster sees it, but for pods that are being ended."""
+    return bool(condition_of(job, "Complete") or failure_of(job))
 
 
 def finished_at(job: _Object) -> float:
     """When it did, in unix seconds."""
-    condition = condition_of(job, "Complete") or condition_of(job, "Failed")
+    condition = condition_of(job, "Complete") or failure_of(job)
     return seconds(condition["lastTransitionTime"])
 
 

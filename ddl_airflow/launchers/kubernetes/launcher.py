@@ -149,7 +149,8 @@ class KubernetesLauncher:
 
     def expected(self, job: JobSpec) -> JobHandle:
         """Its name in the cluster follows from the ``job_id``."""
-        return replace(job.handle(self.kind, 0, job.nodes), place=self._place)
+        grace_s = self._others.get("grace_s", Wanted.grace_s)
+        return replace(job.handle(self.kind, 0, job.nodes), place=self._place, grace_s=grace_s)
 
     def submit(self, submission: Submission) -> JobHandle:
         """Creates the objects, and last of all lets the job start.

@@ -282,7 +282,8 @@ def _launcher(job: JobSpec, wanted: Wanted, name: str) -> dict[str, Any]:
         "template": launcher_pod(job, wanted),
     }
     if wanted.time_limit_s:
-        spec["activeDeadlineSeconds"] = max(1, int(wanted.time_limit_s))
+        # It counts from the Job's creation, and an operator's from the end of its suspension.
+        spec["activeDeadlineSeconds"] = max(1, int(wanted.time_limit_s + job.delay_s))
     made = object_of(job, "batch/v1", "Job", name, spec=spec)
     made["metadata"]["annotations"] |= notes(job, wanted)
     return made

@@ -20,8 +20,13 @@ from ddl_airflow.launchers.kubernetes.causes import (
     taken_back,
     why_ended,
 )
-from ddl_airflow.launchers.kubernetes.facts import ENDED_BECAUSE
-from ddl_airflow.launchers.kubernetes.objects import NODES, worker_name
+from ddl_airflow.launchers.kubernetes.facts import (
+    ENDED_BECAUSE,
+    annotations_of,
+    created,
+    delay_of,
+)
+from ddl_airflow.launchers.kubernetes.objects import NODES, START_TIMEOUT, worker_name
 from ddl_airflow.launchers.kubernetes.operators import Operator
 
 
@@ -48,7 +53,11 @@ class Place:
             self.delete("Pod", left)
 
     def begin(self, facts: Mapping[str, Any]) -> None:
-        """Lets a job start that was to wait. Another process may do so at the same time."""
+        """Lets a job start that was to wait. Another process may do so at the same time.
+
+        Raises:
+            LaunchError: not now, and at another look.
+        """
         job = facts["job"]
         about = job["metadata"]
         kept = json.loads(about["annotations"][WAITS])
@@ -57,9 +66,12 @@ class Place:
                 pod["metadata"]["ownerReferences"] = [owner_of(self.operator, about)]
                 self._create(pod)
         except Refused as error:
-            if error.retryable:
-                raise  # it is begun at another look
             cause = refused(error, self.namespace, kept["pod"])
+            # For room it waits as long as a pod may that is there.
+            asked = annotations_of(job).get(START_TIMEOUT, "inf")
+            late = time.time() - created(job) - delay_of(job) > float(asked)
+            if cause.retryable and not (late and not error.retryable):
+                raise cause from error  # it is begun at another look
             self.note(facts, Verdict(JobState.FAILED, str(cause), not cause.retryable), {})
             return
         change = kept["change"]

@@ -13,8 +13,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddl_ops.environment import SHELL
+
+# Of a shell, for a script that makes room: after that it is to run no more.
+KEEPS_ID = f"export {SHELL}=$$"
 # A shell without a trap ends at once, and what it runs is killed while it still saves.
-_WAITS = "trap 'exit $?' TERM INT; trap : USR1"
+_WAITS = f"trap 'exit $?' TERM INT; trap : USR1; {KEEPS_ID}"
 # Characters for which a shell must stay around, or must be asked at all.
 _COMPOUND = re.compile(r"[;&|<>()`\n]")
 _SHELL = re.compile(r"[$*?\[\]{}~#!\\]")
@@ -34,7 +38,7 @@ _OF_EACH_PART = f"""ddl_end() {{
     exit "$end"
 }}
 ddl_term=0
-trap 'ddl_term=143 {_LOOK}' TERM INT; trap : USR1
+trap 'ddl_term=143 {_LOOK}' TERM INT; trap : USR1; {KEEPS_ID}
 """
 _ASSIGNMENT = re.compile(r"\s*[A-Za-z_]\w*=")
 # A Python at the start of a command, after assignments without quotes.

@@ -142,7 +142,7 @@ SETTINGS = frozenset(
     DDL_HOSTID DDL_THREADS DDL_GPU DDL_PROGRESS DDL_PROVE DDL_TIMELINE DDL_STATS DDL_LOG
     DDL_JOB_ID DDL_RECORD_DIR DDL_SLOTS DDL_METRICS DDL_EXCEPTION_FILE DDL_WRITES_FILE DDL_TF1
     DDL_TASK DDL_MPIRUN DDL_RANK_PROCESS DDL_OUTPUT DDL_NO_GPU DDL_CONTRACT DDL_COMMIT_DIR
-    DDL_COMMIT_LOCK
+    DDL_COMMIT_LOCK DDL_SHELL
     """.split()
 )
 
@@ -162,6 +162,8 @@ PLACEMENT = read_placement()
 
 # Which process is the rank, for all that it starts: they inherit the launcher's variables too.
 RANK_PROCESS = "DDL_RANK_PROCESS"
+# The shell that the rank shim has around a command of several parts.
+SHELL = "DDL_SHELL"
 # What tells the jobs of one launcher apart: a rank may start a job of its own.
 _JOBS = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")
 

@@ -22,6 +22,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -29,7 +30,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ddl_ops import arrays, progress
-from ddl_ops.environment import PLACEMENT, child_of_rank
+from ddl_ops.command_line import KEEPS_ID
+from ddl_ops.environment import PLACEMENT, SHELL, child_of_rank
 from ddl_ops.lifecycle import initialised
 from ddl_ops.rank_record import preemption_file
 
@@ -78,7 +80,7 @@ def listen() -> None:
     signal.signal(signal.SIGURG, _hear)
     os.register_at_fork(after_in_child=_forget)
     _State.listening = True
-    _tell({"listens": mine})
+    _tell({"listens": mine}, anew=True)
 
 
 def on_preempt(save: Callable[[int], None], *, every_rank: bool = False) -> None:
@@ -184,7 +186,23 @@ def _end(step: int, saver: int) -> NoReturn:
     if PLACEMENT.rank == 0:
         print(f"ddl: asked to make room: saved after step {step}, all ranks end", flush=True)
     # Who ends well, and is not known to have made room, is taken for one whose training is done.
-    raise SystemExit(0 if told else 1)
+    if not told:
+        raise SystemExit(1)
+    _end_shell()
+    raise SystemExit(0)
+
+
+def _end_shell() -> None:
+    """Has the shell that runs this script, if one does, run no more of its command after it.
+
+    That is what it does on SIGTERM, which comes to it only on ranks that were asked by it.
+    """
+    if not (pid := os.environ.get(SHELL)):
+        return
+    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # or it has ended
+        # Something else may have taken its place, by exec, or have its number elsewhere.
+        if KEEPS_ID.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(int(pid), signal.SIGTERM)
 
 
 def _together() -> bool:
@@ -214,15 +232,19 @@ def _forget() -> None:
     _State.listening = _State.asked = False
 
 
-def _tell(facts: dict[str, Any]) -> bool:
+def _tell(facts: dict[str, Any], *, anew: bool = False) -> bool:
     """Adds to what whoever started the job knows of this rank; says it where that cannot be.
+
+    Args:
+        facts: to add.
+        anew: what is known is of an earlier program of the command.
 
     Returns whether it is known, or nobody wants to know.
     """
     if not (directory := os.environ.get("DDL_RECORD_DIR")):
         return True
     path = preemption_file(Path(directory), PLACEMENT.rank)
-    text = json.dumps(_told(path) | facts).encode().ljust(_RESERVED_BYTES)
+    text = json.dumps(({} if anew else _told(path)) | facts).encode().ljust(_RESERVED_BYTES)
     partial = Path(f"{path}.partial")
     try:
         partial.write_bytes(text)

@@ -40,7 +40,7 @@ from typing import Any, BinaryIO
 
 from ddl_ops import progress
 from ddl_ops.command_line import command_argv, is_compound, may_hide_an_exception
-from ddl_ops.environment import RANK_PROCESS, Placement, read_placement
+from ddl_ops.environment import RANK_PROCESS, SHELL, Placement, read_placement
 from ddl_ops.gpu_usage import GpuUsage
 from ddl_ops.metric_reader import MetricReader
 from ddl_ops.rank_record import RankRecord, exception_file, settings, writes_file
@@ -95,7 +95,8 @@ def mpirun_has_ended(environ: Mapping[str, str]) -> bool:
 def child_environment(environ: Mapping[str, str], placement: Placement) -> dict[str, str]:
     """The environment of the script: the caller's, and what only a rank can know."""
     env = dict(environ)
-    env.pop(RANK_PROCESS, None)  # of a job around this one, in which a rank started this job
+    for name in (RANK_PROCESS, SHELL):  # of a job around this one, in which a rank started this job
+        env.pop(name, None)
     env.pop("DDL_OUTPUT", None)
     if (task := read_task(environ)) is not None:
         del env["DDL_TASK"]
@@ -194,9 +195,9 @@ def _signal(child: subprocess.Popen[bytes], signum: int, *, shell: bool) -> None
     """Sends the script a signal.
 
     Args:
-        shell: the child is a shell around the script. Of what it runs, those are signalled that
-            have a handler, so that a script that saves keeps the ``tee`` that it prints to; all, if
-            none has.
+        shell: the child is a shell around the script, unless it has replaced itself by that. Of
+            what it runs, those are signalled that have a handler, so that a script that saves keeps
+            the ``tee`` that it prints to; all, if none has.
     """
     if not shell or child.poll() is not None:  # whose number may be another's by now
         child.send_signal(signum)
@@ -205,7 +206,8 @@ def _signal(child: subprocess.Popen[bytes], signum: int, *, shell: bool) -> None
     for pid in found:  # which grows meanwhile
         found += _children(pid)
     below = found[1:]
-    if signum in _ASKS:
+    # A shell has no handler of SIGURG; what has taken its place may.
+    if signum in _ASKS or (signum == signal.SIGURG and _listens(child.pid, signum)):
         child.send_signal(signum)
     for pid in [pid for pid in below if _listens(pid, signum)] or below:
         with suppress(ProcessLookupError, PermissionError):

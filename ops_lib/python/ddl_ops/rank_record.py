@@ -153,6 +153,7 @@ class RankRecord:
             self._facts["ddl"] = facts
         if told := _told(self._preemption):
             self._facts["listens"] = told.get("listens", False)
+            self._facts.pop("preempted", None)  # of an earlier program of the command
             if "step" in told:
                 self._facts["preempted"] = {"step": told["step"]}
         if exception := _told(self._exception):

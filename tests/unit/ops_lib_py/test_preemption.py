@@ -40,14 +40,24 @@ def asked(records: Path, *folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("before", [None, '{"listens": fal', "[]", '{"of": "the one before"}'])
+@pytest.mark.parametrize("before", [None, '{"listens": fal', "[]", '{"listens": false, "step": 2}'])
 def test_it_tells_whoever_started_it_whatever_is_there(tmp_path: Path, before: str | None):
     told = tmp_path / "rank-0.preemption.json"
     if before is not None:
         told.write_text(before)
     done = asked(tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, ENDS, "")
-    assert json.loads(told.read_text()).items() >= {"listens": True, "step": 4}.items()
+    assert json.loads(told.read_text()) == {"listens": True, "step": 4}
+
+
+def test_what_an_earlier_program_of_the_command_saved_is_no_word_on_this_one(tmp_path: Path):
+    told = tmp_path / "rank-0.preemption.json"
+    told.write_text('{"listens": true, "step": 2}')
+    script = "from ddl_ops import preemption; preemption.listen()"
+    given = {"PYTHONPATH": str(Path(preemption.__file__).parents[1])}
+    given |= {"DDL_RECORD_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script], env=os.environ | given, check=True)
+    assert json.loads(told.read_text()) == {"listens": True}
 
 
 def test_it_ends_well_where_the_disk_is_full_by_then(tmp_path: Path):

@@ -20,7 +20,7 @@ from ddl_ops import rank as shim
 from ddl_ops.environment import Placement
 from ddl_ops.metric_reader import MetricReader
 from ddl_ops.rank import child_environment
-from ddl_ops.rank_record import RankRecord, writes_file
+from ddl_ops.rank_record import RankRecord, preemption_file, writes_file
 
 from tests.limits import until, within
 
@@ -157,8 +157,9 @@ def test_ranks_of_a_host_share_its_cores(monkeypatch):
 
 
 def test_rank_of_a_job_that_a_rank_starts_is_no_child():
-    env = child_environment({"DDL_RANK_PROCESS": "7 -"}, Placement(0, 1, 0, 1, launched=True))
-    assert "DDL_RANK_PROCESS" not in env
+    of_another = {"DDL_RANK_PROCESS": "7 -", "DDL_SHELL": "6"}
+    env = child_environment(of_another, Placement(0, 1, 0, 1, launched=True))
+    assert not env.keys() & of_another.keys()
 
 
 def test_python_means_the_python_of_the_shim_and_the_callers_path_stays():
@@ -670,6 +671,42 @@ def test_a_script_in_a_compound_command_may_save(start, tmp_path, command, name)
         assert (tmp_path / "out").read_text() == "saved\n"
 
 
+MAKES_ROOM = """
+    import time
+    from ddl_ops import preemption
+
+    preemption.on_preempt(lambda step: print("saved"))
+    open("up", "w").write("x")
+    for step in range(1000):
+        time.sleep(0.02)
+        preemption.end_of_step(step)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("cd . && python main.py && touch went-on", "SIGURG"),
+        ("cd . && python main.py && touch went-on", "SIGTERM"),
+        ("python main.py; touch went-on", "SIGURG"),
+        ("cd . && python main.py || touch went-on", "SIGURG"),
+        ("python main.py 2>&1 | tee out; touch went-on", "SIGURG"),
+        ("cd . && exec python main.py", "SIGURG"),
+        ("cd . && exec python main.py", "SIGTERM"),
+        ("cd . && exec /bin/sh -c 'python main.py; exit $?'", "SIGURG"),
+    ],
+)
+def test_after_a_script_has_made_room_its_command_runs_no_more(start, tmp_path, command, name):
+    """Also on the ranks that nobody has asked: there no signal comes to the shell."""
+    one = start(MAKES_ROOM, command=command)
+    one.wait_for("up")
+    one.process.send_signal(signal.Signals[name])
+    one.end()
+    assert one.code == one.record()["exit_code"] == 0, one.log()
+    assert "step" in one.record()["preempted"]
+    assert not (tmp_path / "went-on").exists()
+
+
 @pytest.mark.parametrize("bash", [True, False])
 @pytest.mark.parametrize(
     ("ends", "code"),
@@ -983,6 +1020,14 @@ def test_what_may_not_be_killed_is_left(monkeypatch):
         assert foreign.poll() is None
         foreign.kill()
         own.returncode = -signal.SIGKILL  # waited for
+
+
+def test_a_later_program_of_the_command_has_not_saved_where_an_earlier_one_did(tmp_path):
+    record = RankRecord(tmp_path, 0, "")
+    for told in ({"listens": True, "step": 7}, {"listens": True}):
+        preemption_file(tmp_path, 0).write_text(json.dumps(told))
+        record.write()
+    assert "preempted" not in json.loads((tmp_path / "rank-0.json").read_text())
 
 
 def test_a_record_on_a_full_disk_is_whole_however_many_files_were_written(tmp_path, monkeypatch):

@@ -113,6 +113,15 @@ def test_the_objects_ask_for_no_more_than_they_must(golden):
     golden("kubernetes_least.txt", f"{KubernetesLauncher(**SETTINGS).render(spec)}\n")
 
 
+def test_the_time_limit_begins_when_a_job_may_start():
+    """A Job that is not suspended has its time from the beginning, its wait among it."""
+    limited = KubernetesLauncher(image="trainer:1", time_limit_s=600.0)
+    for delay_s, deadline in ((0.0, 600), (1800.0, 2400)):
+        said = yaml.safe_load_all(limited.render(replace(SPEC, delay_s=delay_s)).script)
+        (job,) = (one for one in said if one["kind"] == "Job")
+        assert job["spec"]["activeDeadlineSeconds"] == deadline
+
+
 def test_kubernetes_finds_no_variables_in_the_words_of_a_command():
     command = "python train.py --name '$(PARAM_KEY)' 'a$$b' $HOME"
     submission = KubernetesLauncher(**SETTINGS, python="/opt/a$$b/python").render(
@@ -178,7 +187,9 @@ def test_the_place_goes_with_the_job():
     assert StartedJob.load(dumped).handle == handle
     del dumped["handle"]["place"]  # as an earlier version dumped it
     assert StartedJob.load(dumped).handle == replace(handle, place="")
-    assert KubernetesLauncher(**SETTINGS).expected(SPEC).place == ""
+    least = KubernetesLauncher(**SETTINGS).expected(SPEC)
+    assert least.place == ""
+    assert (handle.grace_s, least.grace_s) == (120.0, 30.0)  # whoever waits for its end is to know
 
 
 def test_a_job_needs_an_image():
@@ -417,7 +428,12 @@ DONE = [pod_of(0, ended_as(), phase="Failed"), GONE]
             "higher priority: by x/y",
         ),
         (DONE[:1], [event(1, "TaintManagerEviction")], JobState.LOST, "its node does not answer"),
-        ([DONE[0], pod_of(1, deleted=AT)], [], JobState.PREEMPTED, "on node n1 was deleted"),
+        (
+            [DONE[0], pod_of(1, ended_as(code=143), phase="Failed", deleted=AT)],
+            [],
+            JobState.PREEMPTED,
+            "on node n1 was deleted",
+        ),
         (
             [DONE[0], pod_of(1, phase="Failed", reason="NodeShutdown", message="bye")],
             [],
@@ -648,6 +664,39 @@ def test_a_job_has_ended_when_its_pods_have(handle):
     assert len(left_over(facts, NOW + 60)) == 2
 
 
+@pytest.mark.parametrize("condition", ["Failed", "FailureTarget"])  # before 1.31, and since
+def test_ranks_save_for_as_long_as_the_pods_of_a_drained_node_have(handle, condition):
+    job = job_of(condition, "BackoffLimitExceeded", at="2027-01-15T07:59:00Z")
+    later = "2027-01-15T08:01:00Z"  # when its grace is over
+    workers = [pod_of(0), pod_of(1)]
+    facts = {"job": job, "pods": [pod_of("launcher", deleted=later), *workers], "events": []}
+    assert judged(handle, facts, NOW).reason == "is ending"
+    assert left_over(facts, NOW) == []
+    all_save(handle)
+    ended = pod_of("launcher", ended_as(code=0), phase="Succeeded", deleted=later)
+    status = judged(handle, facts | {"pods": [ended, *workers]}, NOW)
+    assert (status.state, status.step) == (JobState.PREEMPTED, 7)
+    assert left_over(facts | {"pods": [ended, *workers]}, NOW) == workers
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("BackoffLimitExceeded", "on node nlauncher does not answer"),
+        ("DeadlineExceeded", "launcher.time_limit"),
+    ],
+)
+def test_a_job_whose_launchers_node_is_down_ends_without_it(handle, reason, words):
+    """Since 1.31 a Job has not failed before its pods have ended, which that one never does."""
+    not_ready = [{"type": "Ready", "status": "False"}]
+    silent = pod_of("launcher", deleted=LONG_AGO, conditions=not_ready)
+    workers = [pod_of(0), pod_of(1)]
+    facts = {"job": job_of("FailureTarget", reason), "pods": [silent, *workers], "events": []}
+    status = judged(handle, facts, NOW)
+    assert (status.state, words in status.reason) == (JobState.LOST, True)
+    assert left_over(facts, NOW) == workers
+
+
 def test_a_job_that_is_deleted_has_ended_when_it_is_gone_or_its_node_is_lost(handle):
     job = job_of(deletionTimestamp=AT)
     facts = {"job": job, "pods": [pod_of(0, deleted=AT)], "events": []}
@@ -754,6 +803,23 @@ def test_a_job_waits_for_its_quota(handle):
     assert (status.state, status.reason) == (JobState.PENDING, "waits to be made: exceeded quota")
 
 
+def test_a_launcher_that_a_quota_holds_back_holds_its_workers_no_longer_than_start_timeout(handle):
+    workers = [pod_of(0), pod_of(1)]
+    assert needs_events(job_of(), workers)
+    assert not needs_events(job_of(), [LAUNCHER, *workers])
+    patient = job_of(annotations={"ddl-airflow/start-timeout-s": "600"})
+    # Kubernetes keeps an event for an hour, and what cannot be made is tried ever more seldom.
+    facts = {"job": patient, "pods": workers, "events": []}
+    status = judged(handle, facts, NOW)
+    assert (status.state, status.permanent) == (JobState.FAILED, True)
+    assert "launcher's pod is not made after 600 s (launcher.start_timeout)" in status.reason
+    facts["events"] = [{"of": NAME, "reason": "FailedCreate", "message": "exceeded quota"}]
+    assert "will not start: exceeded quota" in judged(handle, facts, NOW).reason
+    # One that has ended may be gone a moment before its Job has failed by that.
+    (handle.record_dir / "rank-0.json").write_text('{"rank": 0, "host": "h"}')
+    assert not judged(handle, facts, NOW).ended
+
+
 @pytest.mark.parametrize(
     ("pod", "state", "permanent"),
     [
@@ -802,11 +868,12 @@ def test_a_worker_that_lost_its_launcher_names_the_launchers_node():
         (403, 'pods "x" is forbidden: violates PodSecurity "restricted"', "run_ranks_as", False),
         (422, "Pod is invalid: spec", "", False),
         (503, "apiserver is shutting down", "", True),
+        (409, "Operation cannot be fulfilled on resourcequotas", "", True),
     ],
 )
 def test_what_the_server_refuses_is_told_with_what_to_change(code, said, cure, again):
     one = {"kind": "Pod", "metadata": {"name": "x"}}
-    error = refused(Refused(code, "", said), "vision", one)
+    error = refused(Refused(code, "Conflict" if code == 409 else "", said), "vision", one)
     assert error.retryable is again
     assert said in str(error) and cure in str(error) and "namespace vision" in str(error)
 

@@ -140,13 +140,32 @@ def test_a_place_that_refuses_says_so_with_whether_that_may_pass(server, handle_
         assert caught.value.retryable is (code == 503)
 
 
-def test_a_job_that_cannot_be_begun_for_a_moment_is_begun_later(server, handle_of):
-    """It had to make room, which is to use no attempt; and what it has would be left for good."""
+def waits_to_begin(server, **notes: str) -> str:
+    """A job with one worker whose time has come."""
     name = server.job("one/train-1", workers=0, parallelism=0)
     pod = {"kind": "Pod", "metadata": {"name": f"{name}-worker-0"}}
     waits = json.dumps({"pod": pod, "change": {"spec": {"parallelism": 1}}})
-    server.objects["Job"][0]["metadata"]["annotations"]["ddl-airflow/waits"] = waits
-    refused = [Refused(503, "", "shutting down"), Refused(429, "", "too many")]
+    server.objects["Job"][0]["metadata"]["annotations"] |= {"ddl-airflow/waits": waits, **notes}
+    return name
+
+
+QUOTA = 'pods "one-worker-0" is forbidden: exceeded quota: gpus'
+CHANGED = 'Operation cannot be fulfilled on resourcequotas "gpus": the object has been modified'
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Refused(503, "", "shutting down"),
+        Refused(429, "", "too many"),
+        Refused(403, "Forbidden", QUOTA),
+        Refused(409, "Conflict", CHANGED),  # another pod was made in that moment
+    ],
+)
+def test_a_job_that_cannot_be_begun_for_a_moment_is_begun_later(server, handle_of, refusal):
+    """It had to make room, which is to use no attempt; and what it has would be left for good."""
+    name = waits_to_begin(server)
+    refused = [refusal, refusal]
 
     def create(*_: object) -> None:
         if refused:
@@ -154,12 +173,28 @@ def test_a_job_that_cannot_be_begun_for_a_moment_is_begun_later(server, handle_o
 
     server.create = create
     launcher, handle = KubernetesLauncher(), handle_of("one/train-1")
-    for said in ("too many", "shutting down"):
-        with pytest.raises(LaunchError, match=said) as caught:
+    for _ in range(2):
+        with pytest.raises(LaunchError, match=refusal.said) as caught:
             launcher.status(handle)
         assert caught.value.retryable and not server.patched
     launcher.status(handle)
     assert server.patched == [name]
+
+
+@pytest.mark.parametrize(
+    ("said", "notes"),
+    [('User "u" cannot create resource "pods"', {}), (QUOTA, {"ddl-airflow/start-timeout-s": "5"})],
+)
+def test_a_job_that_cannot_be_begun_at_all_says_so(server, handle_of, said, notes):
+    name = waits_to_begin(server, **notes)
+
+    def create(*_: object) -> None:
+        raise Refused(403, "Forbidden", said)
+
+    server.create = create
+    launcher, handle = KubernetesLauncher(), handle_of("one/train-1")
+    launcher.status(handle)
+    assert server.patched == [name]  # with why it ended
 
 
 class Gateway(BaseHTTPRequestHandler):

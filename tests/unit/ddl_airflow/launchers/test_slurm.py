@@ -241,6 +241,16 @@ def test_a_job_that_slurm_took_though_it_answered_too_late_is_found(tmp_path, sa
     assert submitted(tmp_path).number == 4712
 
 
+def test_a_job_in_a_partition_that_slurm_hides_is_found(says, handle):
+    """It would be submitted a second time."""
+    says("squeue", "12\n", when="--me --all")
+    says("squeue", queued("PENDING", "PartitionNodeLimit"), when="--all")
+    says("scontrol", PARTITION.format("1", 8, 2), when="--all --oneliner show partition gpu")
+    slurm, lost = SlurmLauncher(), replace(handle, number=0)
+    assert slurm.find(lost).number == 12
+    assert "partition gpu allows 1" in slurm.status(lost).reason
+
+
 def test_a_host_without_slurm_says_so(tmp_path, says):
     with pytest.raises(SubmitFailed, match="sbatch is not on PATH of this host") as caught:
         submitted(tmp_path)
@@ -295,6 +305,33 @@ def test_a_job_that_can_never_start_is_told_from_one_that_waits(
         (JobState.FAILED, True) if never else (JobState.PENDING, False)
     )
     assert (never or f"({reason})") in status.reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        ("PartitionTimeLimit", JobState.PENDING),
+        ("PartitionNodeLimit", JobState.PENDING),
+        ("PartitionConfig", JobState.PENDING),
+        ("AccountNotAllowed", JobState.PENDING),
+        ("QOSNotAllowed", JobState.PENDING),
+        ("InvalidAccount", JobState.FAILED),
+    ],
+)
+def test_a_job_for_several_partitions_waits_for_any_of_them(says, handle, reason, state):
+    """Slurm's reason is of the one that it has looked at last."""
+    says("scontrol", error="Partition gpu,long not found", code=1)
+    says("squeue", queued("PENDING", reason).replace("|gpu|", "|gpu,long|"))
+    assert SlurmLauncher().status(handle).state is state
+
+
+def test_a_partition_of_which_nothing_is_known_keeps_no_job_from_being_looked_at(says, handle):
+    says("scontrol", error="slurm_load_partitions error: Access/permission denied", code=1)
+    says("squeue", queued("PENDING", "PartitionConfig") + queued("RUNNING", "None", 13, "other"))
+    slurm = SlurmLauncher()
+    handles = [handle, replace(handle, number=13, job_id="other")]
+    said = [slurm.conclude(h, t) for h, t in zip(handles, slurm.ask(handles), strict=True)]
+    assert [status.state for status in said] == [JobState.PENDING, JobState.RUNNING]
 
 
 def test_jobs_are_asked_for_together(says, handle, tmp_path):

@@ -372,6 +372,29 @@ def test_no_second_job_beside_one_that_does_not_end(job, process, cluster, tmp_p
         process(Deaf(cluster.folder)).adopt()
 
 
+def test_a_job_has_the_time_to_save_that_its_launcher_leaves_it(
+    job, process, cluster, tmp_path, monkeypatch
+):
+    class Saves(FakeScheduler):
+        looks = 0
+
+        def expected(self, job):
+            return replace(super().expected(job), grace_s=60.0)
+
+        def cancel(self, handle, grace_s=0.0):
+            pass
+
+        def status(self, handle):
+            self.looks += 1
+            return JobStatus(JobState.LOST if self.looks > 5 else JobState.RUNNING)
+
+    monkeypatch.setattr("ddl_airflow.steps.job.END_S", 0.0)
+    monkeypatch.setattr("ddl_airflow.steps.job._ASK_S", 0.01)
+    saves = Saves(cluster.folder)
+    process(saves).submit(job().spec, tmp_path / "progress").mark_monitored()
+    assert process(saves).adopt() is None
+
+
 @pytest.mark.parametrize("state", ["pending", "running", "succeeded"])
 def test_a_job_that_nobody_wants_any_more_is_ended(job, process, cluster, tmp_path, state):
     process().submit(job().spec, tmp_path / "progress")

@@ -8,6 +8,7 @@ import json
 import shutil
 import time
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -186,6 +187,23 @@ def test_the_end_of_a_job_that_took_too_long_is_waited_for(triggered, cluster, m
     (event,) = events(triggered(timeout_s=0.0))
     assert (event["timed_out"], JobStatus.load(event["status"]).state) == (True, JobState.LOST)
     assert looks.count(True) == 3
+
+
+def test_a_job_that_took_too_long_has_the_time_to_save_that_its_launcher_leaves_it(
+    triggered, cluster, monkeypatch
+):
+    looks = []
+
+    def saves(self, handle):
+        looks.append(handle)
+        return JobStatus(JobState.LOST if len(looks) > 5 else JobState.RUNNING)
+
+    monkeypatch.setattr("ddl_airflow.triggers.job.END_S", 0.0)
+    monkeypatch.setattr(FakeScheduler, "status", saves)
+    started = triggered.started
+    patient = replace(started, handle=replace(started.handle, grace_s=60.0))
+    events(JobTrigger(patient.dump(), interval_s=0.01, timeout_s=0.0))
+    assert len(looks) == 6
 
 
 def test_a_job_that_took_too_long_and_never_ends_is_not_waited_for_for_ever(
