@@ -157,3 +157,35 @@ def test_a_mail_that_can_be_filled_in_is_sent_as_it_is(
     run_task(dag.get_task("stage_data"), told=True)
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", sent[0]["subject"])
     assert sent[0]["html_content"] == "It is."
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ("{arguments: {to: b@b.c, html_content: Ask.}}", "ConnectionRefusedError: it is away"),
+        (
+            f"{{notifier: {HTTP_NOTIFIER}, arguments: {{data: '{{{{ ds }}}}'}}}}",
+            "'ds' is undefined",
+        ),
+    ],
+)
+def test_a_run_waits_for_approval_whoever_cannot_be_told(
+    tmp_path, workspace, write_manifest, run_task, monkeypatch, capsys, entry, why
+):
+    after = "{arguments: {to: a@b.c, html_content: Ask.}}"
+    more = f"approval: {{required: true}}\nnotifications: {{on_approval: [{entry}, {after}]}}\n"
+    task = dag_of(tmp_path, write_manifest, more).get_task("approve")
+    task.body = ""
+    told = []
+
+    def notify(mail, context):
+        if mail.to != "a@b.c":
+            raise ConnectionRefusedError("it is away")
+        told.append(mail.to)
+
+    monkeypatch.setattr(SmtpNotifier, "notify", notify)
+    ended = run_task(task)
+    assert ended.state == "awaiting_input", ended.error
+    assert told == ["a@b.c"]
+    logged = capsys.readouterr().out
+    assert "this notification was not sent" in logged and "Traceback" in logged and why in logged
