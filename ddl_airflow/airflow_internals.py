@@ -639,6 +639,51 @@ def held_back(bundle: str) -> set[str]:
         return set()
 
 
+def wrongly_watched(bundle: str, assets: str) -> set[str]:
+    """Returns the files of a bundle's DAGs whose assets lack watchers, or have them for nobody.
+
+    Airflow gives an asset its watchers, or takes them, while it parses a file that schedules by it:
+    an active one has them while any of its DAGs is not paused. To pause or unpause a DAG changes
+    nothing of that until its file is parsed again, by default after 30 s, which users of the bundle
+    make an hour. It takes the events of a DAG that is paused and forgets them. For the DAG
+    processor, which may ask the database.
+
+    Seen in 3.3.2: ``add_asset_trigger_references`` and ``_find_active_assets`` in
+    ``airflow/dag_processing/collection.py``. Without it a DAG that is unpaused is started by no
+    change for that hour, nor by one of an hour in which it was paused.
+
+    Args:
+        bundle: its name.
+        assets: what the URIs of assets with watchers begin with.
+    """
+    from airflow.models import DagModel
+    from airflow.models.asset import AssetModel, DagScheduleAssetReference
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+    from sqlalchemy.exc import SQLAlchemyError
+
+    # As Airflow decides it, so that a parse puts it right.
+    waits = DagScheduleAssetReference.dag.has(~DagModel.is_stale & ~DagModel.is_paused)
+    wanted = AssetModel.active.has() & AssetModel.scheduled_dags.any(waits)
+    watched = AssetModel.watchers.any()
+    wrong = (
+        select(DagModel.relative_fileloc)
+        .join(DagModel.schedule_asset_references)
+        .join(DagScheduleAssetReference.asset)
+        .where(
+            DagModel.bundle_name == bundle,
+            DagModel.is_stale.is_(False),
+            AssetModel.uri.startswith(assets),
+            (wanted & ~watched) | (~wanted & watched),
+        )
+    )
+    try:
+        with create_session(scoped=False) as session:
+            return {name for name in session.scalars(wrong) if name}
+    except (SQLAlchemyError, RuntimeError):  # the next refresh asks again
+        return set()
+
+
 # --- tasks and triggers ---------------------------------------------------------------------------
 
 
@@ -666,7 +711,8 @@ def tries_before_cleared(task_instance: Any, retries: int) -> int:
         retries: the task's, as its DAG says.
     """
     before: int = task_instance.max_tries - retries
-    return max(0, before)
+    # Of a clear it is an earlier try's number. Else the DAG has got other retries since.
+    return before if 0 < before < task_instance.try_number else 0
 
 
 def run_is_open(dag_id: str, run_id: str) -> bool:

@@ -45,7 +45,12 @@ from airflow.configuration import conf
 from airflow.dag_processing.bundles.base import BaseDagBundle, BundleVersion
 from airflow.sdk.exceptions import AirflowException
 
-from ddl_airflow.airflow_internals import dags_of_other_bundles, held_back, with_open_runs
+from ddl_airflow.airflow_internals import (
+    dags_of_other_bundles,
+    held_back,
+    with_open_runs,
+    wrongly_watched,
+)
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest.folder import (
     KEYS_FORGOTTEN,
@@ -55,6 +60,7 @@ from ddl_airflow.core.manifest.folder import (
     yaml_files,
 )
 from ddl_airflow.core.manifest.load import load_manifest_text, without_keys
+from ddl_airflow.core.manifest.sections.schedule import DATA_CHANGE
 from ddl_airflow.core.manifest.site import compute_table
 
 _STUB = '''\
@@ -185,11 +191,13 @@ class ManifestBundle(BaseDagBundle):
 
         Airflow stores no DAG that it stored a moment before, and takes a parse that began before
         the change and ended after it for one of the new stub. Either way the change would wait
-        until all files are parsed again. So would runs of a DAG that was parsed while one ended.
+        until all files are parsed again. So would runs of a DAG that was parsed while one ended,
+        and those that changed data start, of a DAG that somebody has unpaused.
         """
         due = {stub for stub, due_at in self._again.items() if time.time() >= due_at}
         self._again = {stub: at for stub, at in self._again.items() if stub not in due}
-        for stub in due | {self.path / name for name in held_back(self.name)}:
+        stale = held_back(self.name) | wrongly_watched(self.name, DATA_CHANGE)
+        for stub in due | {self.path / name for name in stale}:
             with suppress(FileNotFoundError):
                 os.utime(stub)
 

@@ -36,6 +36,7 @@ from ddl_airflow.core.errors import ManifestError, ManifestInvalid, ManifestIssu
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.rights import Rights, beyond, rights_of
 from ddl_airflow.core.manifest.rule import suggestion
+from ddl_airflow.core.manifest.sections.schedule import DATA_CHANGE
 from ddl_airflow.core.plan import ApproveStep, Plan, ScheduleStep, Step, confined, plan
 from ddl_airflow.documentation import documentation
 from ddl_airflow.form import form
@@ -231,7 +232,7 @@ def _changed_data(steps: Plan) -> Asset:
         list(steps.stage_data.exclude),
     )
     # Not the dataset's own asset, which others may update as well.
-    changed = asset_of(f"ddl-data-change://{steps.dag_id}")
+    changed = asset_of(f"{DATA_CHANGE}{steps.dag_id}")
     changed.watchers = [AssetWatcher(name=f"{steps.dag_id} data", trigger=watch)]
     return changed
 

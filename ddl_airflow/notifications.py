@@ -15,7 +15,7 @@ from airflow.configuration import conf
 from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
 from ddl_airflow.airflow_internals import notifiers_of_providers
-from ddl_airflow.core.errors import ManifestInvalid, ManifestIssue
+from ddl_airflow.core.errors import WORKER_LOST, ManifestInvalid, ManifestIssue
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.rule import suggestion
 from ddl_airflow.core.manifest.sections.notifications import SMTP_NOTIFIER, Notification
@@ -151,5 +151,10 @@ def _invalid(manifest: Manifest, at: str, message: str, fix: str) -> ManifestInv
 
 
 def say_error(context: Any) -> None:
-    """Adds ``error``, what the task failed with, without secrets, for the notifiers after it."""
-    context["error"] = str(redact(str(context.get("exception") or "")))
+    """Adds ``error``, what the task failed with, without secrets, for the notifiers after it.
+
+    Airflow knows of no error where the task itself could not tell it.
+    """
+    unsaid = f"the task {WORKER_LOST}, or it never got one"
+    error = context.get("exception")
+    context["error"] = str(redact(unsaid if error is None else str(error)))

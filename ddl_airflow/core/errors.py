@@ -206,6 +206,10 @@ class TrainedOnPart(LaunchError):
     retryable = False
 
 
+# Of a try of a task.
+WORKER_LOST = "ended and did not say why: its worker was killed, as for want of memory, or lost"
+
+
 class JobLost(LaunchError):
     """Nobody knows how the ranks ended."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
@@ -57,7 +59,17 @@ class ApproveOperator(ApprovalOperator):
         self.body = "\n\n".join(filter(None, said))
         with airflow_errors():
             self._check_form(context)
+        # Airflow's own operator fails with one that cannot be sent, and the next try drops what a
+        # person has answered meanwhile.
+        told = [partial(self._tell, one) for one in self.notifiers]
+        self.notifiers = told  # type: ignore[assignment]
         return super().execute(context)
+
+    def _tell(self, notifier: Callable[[Any], None], context: Any) -> None:
+        try:
+            notifier(context)
+        except Exception:
+            self.log.exception("this notification was not sent: %s", type(notifier).__name__)
 
     def _check_form(self, context: Any) -> None:
         """Raises FormOutdated where a person would be shown something else than this try asks."""

@@ -25,6 +25,7 @@ from ddl_airflow.airflow_internals import (
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.beneath import read_object, write_beneath
 from ddl_airflow.core.errors import (
+    WORKER_LOST,
     CommandInvalid,
     DdlError,
     FileRefused,
@@ -278,7 +279,7 @@ class StepOperator(PrototypedOperator):
         mine = before.get("step") == self.task_id
         if mine and (before.get("state") == "cancelled" or before.get("try") == number):
             return  # cleared while it ran; or this try has waited without a worker
-        why = "ended and did not say why: its worker was killed, as for want of memory, or lost"
+        why = WORKER_LOST
         if mine and "error" in before:
             why = f"failed of {before['error']}: {before.get('message')}"
         raise JobLost(f"try {number - 1} {why}. Clear the task to go on.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -69,6 +70,8 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 _LONGEST_SEARCH = 200
+# Of the list, for all folders that models are published in.
+_PATIENCE_S = 0.5
 _TENSORBOARD = "tensorboard"
 _STARTING = 4
 _TOO_OLD = "This address is too old. Open TensorBoard from the training."
@@ -265,13 +268,17 @@ def _layout(dag_id: str, run_id: str) -> RunLayout:
 
 def _with_pointers(lines: list[dict[str, Any]], pointers: Pointers) -> list[dict[str, Any]]:
     """Whether each is in production; null: nobody knows."""
-    told: dict[str, dict[str, Any]] = {}
+    results: dict[str, Any] = {}
     for line in lines:  # the newest first: where its DAG publishes now
-        if line["results"] and line["dag_id"] not in told:
-            # The list does not wait for stores: the next answer has what they say.
-            patience_s = 0.0 if "conn_id" in line["results"] else 0.5
-            dag_id = line["dag_id"]
-            told[dag_id] = pointers.read(line["results"], dag_id, patience_s=patience_s)
+        if line["results"]:
+            results.setdefault(line["dag_id"], line["results"])
+    for dag_id, place in results.items():  # all at once
+        pointers.read(place, dag_id, patience_s=0.0)
+    told, until = {}, time.monotonic() + _PATIENCE_S
+    for dag_id, place in results.items():
+        # The list does not wait for stores: the next answer has what they say.
+        patience_s = 0.0 if "conn_id" in place else max(0.0, until - time.monotonic())
+        told[dag_id] = pointers.read(place, dag_id, patience_s=patience_s)
     shown = []
     for line in lines:
         known = told.get(line["dag_id"], {"unknown": ""})

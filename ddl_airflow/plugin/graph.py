@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
@@ -24,7 +25,9 @@ _FRESH_S = 15.0
 # While a store is asked again, what it said before is told: for so long.
 _STALE_S = 60.0
 _PATIENCE_S = 1.5  # of who waits for an answer; the next one may have it
-_READERS = 4
+# Of one store, which may be away and hold them for long; and of all.
+_READERS_OF_ONE = 2
+_READERS = 16
 _MOST_FILES = 500
 # Bytes of a record, which lists each object of the data: some 400,000.
 _MOST_OF_LINEAGE = 64 * 2**20
@@ -36,11 +39,15 @@ _Place = tuple[str, str, str]
 class Pointers:
     """What ``production.json`` and ``latest.json`` of a DAG name, as stores said it lately.
 
-    A store may be slow, or away: nobody waits for it longer than a moment.
+    A store may be slow, or away: nobody waits for it longer than a moment, and what is asked of
+    others does not wait behind it.
     """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_READERS, "ddl-pointers")
+        # By store: what nobody has begun to read, and how many read.
+        self._waiting: dict[str, deque[tuple[_Place, Future[dict[str, Any]]]]] = defaultdict(deque)
+        self._readers: Counter[str] = Counter()
         self._asked: dict[_Place, tuple[float, Future[dict[str, Any]]]] = {}
         self._said: dict[_Place, dict[str, Any]] = {}
         self._lock = threading.Lock()
@@ -65,7 +72,7 @@ class Pointers:
             if asked is None or (asked.done() and time.monotonic() - at > _FRESH_S):
                 if asked is not None:
                     self._said[place] = asked.result()
-                at, asked = time.monotonic(), self._pool.submit(_read, *place)
+                at, asked = time.monotonic(), self._ask(place)
                 self._asked[place] = (at, asked)
             before = self._said.get(place) if time.monotonic() - at < _STALE_S else None
         try:
@@ -73,11 +80,37 @@ class Pointers:
         except NotYet:
             return before or {"unknown": "the store has not answered yet", "pending": True}
 
+    def _ask(self, place: _Place) -> Future[dict[str, Any]]:
+        store, answer = _store_of(*place[:2]), Future[dict[str, Any]]()
+        self._waiting[store].append((place, answer))
+        if self._readers[store] < _READERS_OF_ONE:
+            self._readers[store] += 1
+            self._pool.submit(self._read_all, store)
+        return answer
+
+    def _read_all(self, store: str) -> None:
+        """Answers what is asked of a store, until nothing is."""
+        while True:
+            with self._lock:
+                if not self._waiting[store]:
+                    self._readers[store] -= 1
+                    return
+                place, answer = self._waiting[store].popleft()
+            answer.set_result(_read(*place))
+
     def forget(self) -> None:
         """The next question asks the stores again."""
         with self._lock:
             self._asked.clear()
             self._said.clear()
+            self._waiting.clear()
+
+
+def _store_of(uri: str, conn_id: str) -> str:
+    """What is away as a whole: a bucket, or the upper folders, where file systems are mounted."""
+    scheme, _, place = uri.partition("://")
+    upper = 3 if scheme == "file" else 1
+    return f"{conn_id} {scheme} {'/'.join(place.split('/')[:upper])}"
 
 
 def _read(uri: str, conn_id: str, dag_id: str) -> dict[str, Any]:

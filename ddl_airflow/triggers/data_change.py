@@ -47,7 +47,8 @@ class DataChangeTrigger(BaseEventTrigger):
     interval after: a triggerer that is killed meanwhile fires again, and a run that finds nothing
     new does nothing. So no change is lost. For a paused DAG Airflow takes events and starts no run;
     at its next parse it deletes the trigger, and makes another when the DAG goes on: a trigger that
-    has never fired does so for what is there. A dataset that cannot be listed is said in the
+    has never fired does so for what is there. Only a pause that is over before that parse loses a
+    change that settles in it. A dataset that cannot be listed is said in the
     triggerer's log and looked at again. Of several triggers over one dataset one lists it.
 
     Args:

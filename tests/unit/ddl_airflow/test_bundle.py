@@ -21,6 +21,12 @@ from airflow.configuration import conf
 from airflow.dag_processing.bundles.base import BundleVersion
 from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db
 from airflow.models import DagModel, DagRun
+from airflow.models.asset import (
+    AssetActive,
+    AssetModel,
+    AssetWatcherModel,
+    DagScheduleAssetReference,
+)
 from airflow.models.dagbundle import DagBundleModel
 from airflow.models.dagcode import DagCode
 from airflow.sdk import DAG
@@ -29,7 +35,7 @@ from airflow.sdk.execution_time.supervisor import BlockedDBSession
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.utils.state import DagRunState
 from airflow.utils.types import DagRunType
-from sqlalchemy import create_engine, select, text
+from sqlalchemy import create_engine, delete, select, text
 from sqlalchemy.orm import sessionmaker
 
 import ddl_airflow.bundle
@@ -459,6 +465,69 @@ def test_no_dag_is_held_that_another_bundle_has(two, tmp_path, write_manifest):
         assert not stubs(two.bundles["a"])
     assert two.turn("a", "b") == {}
     assert two.has("same") == ("b", "0 5 * * *")
+
+
+def test_data_are_watched_as_the_switch_of_the_dag_says(two, tmp_path, write_manifest):
+    """Airflow sees to it where the file is parsed, which may be an hour later."""
+    for name in ("watched", "other"):
+        data_change = "schedule: {on_data_change: true}\n"
+        write_manifest(tmp_path / "teams/a" / name, name, more=data_change)
+    two.turn("a")
+
+    def switch(*, paused: bool) -> None:
+        with two.database() as session:
+            session.get(DagModel, "watched").is_paused = paused
+
+    def touched() -> set[str]:
+        before = identities(two.bundles["a"])
+        two.bundles["a"].refresh()
+        return {name for name, seen in identities(two.bundles["a"]).items() if seen != before[name]}
+
+    def watchers() -> list[str]:
+        with two.database() as session:
+            return [*session.scalars(select(AssetWatcherModel.name))]
+
+    assert not touched() and not watchers()  # Airflow pauses new DAGs
+    switch(paused=False)
+    assert touched() == {"watched/manifest.yml.py"}
+    two.turn("a")
+    assert watchers() == ["watched data"] and not touched()
+    switch(paused=True)
+    assert touched() == {"watched/manifest.yml.py"}
+    two.turn("a")
+    assert not watchers() and not touched()
+
+
+def test_nothing_is_parsed_again_and_again_for_what_airflow_does_not_watch(
+    two, tmp_path, write_manifest
+):
+    """An asset is not active where another one has its name; one of a Python DAG as well stays."""
+    data_change = "schedule: {on_data_change: true}\n"
+    write_manifest(tmp_path / "teams/a", "watched", more=data_change)
+    two.turn("a")
+    with two.database() as session:
+        session.get(DagModel, "watched").is_paused = False
+        session.execute(delete(AssetActive))
+    before = identities(two.bundles["a"])
+    two.bundles["a"].refresh()
+    assert identities(two.bundles["a"]) == before
+
+    with two.database() as session:
+        asset = session.scalar(select(AssetModel))
+        session.add(AssetActive.for_asset(asset))
+    two.turn("a")
+    with two.database() as session:
+        session.get(DagModel, "watched").is_paused = True
+        python = DagModel(dag_id="python", bundle_name="b", is_paused=False, is_stale=False)
+        session.add(python)
+        session.flush()
+        session.add(DagScheduleAssetReference(dag_id="python", asset_id=asset.id))
+    two.turn("a")
+    with two.database() as session:
+        assert session.scalar(select(AssetWatcherModel.name)) == "watched data"
+    before = identities(two.bundles["a"])
+    two.bundles["a"].refresh()
+    assert identities(two.bundles["a"]) == before
 
 
 @pytest.mark.parametrize("state", ["running", "queued"])

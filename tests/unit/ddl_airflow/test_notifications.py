@@ -3,8 +3,14 @@ from __future__ import annotations
 import html
 import json
 import re
+from types import SimpleNamespace
+from uuid import uuid4
 
 import pytest
+import structlog
+from airflow.api_fastapi.execution_api.datamodels.taskinstance import TaskInstance
+from airflow.callbacks.callback_requests import TaskCallbackRequest
+from airflow.dag_processing.processor import _execute_task_callbacks
 from airflow.providers.smtp.notifications.smtp import SmtpNotifier
 from airflow.sdk.log import mask_secret
 from airflow.serialization.serialized_objects import DagSerialization
@@ -120,8 +126,27 @@ def test_the_error_is_said_without_secrets():
     context = {"exception": ValueError("rank 3 printed secretOfNotifications")}
     say_error(context)
     assert context["error"] == "rank 3 printed ***"
-    say_error(context := {})
-    assert context["error"] == ""
+
+
+def test_the_mail_of_a_task_whose_worker_was_lost_says_so(tmp_path, write_manifest, monkeypatch):
+    """Airflow's DAG processor sends it, in the task's place, and knows no error."""
+    dag = dag_of(tmp_path, write_manifest, "notifications: {on_failure: [a@b.c]}\n")
+    sent = []
+    monkeypatch.setattr(SmtpNotifier, "notify", lambda mail, context: sent.append(vars(mail)))
+    task = {"id": uuid4(), "dag_version_id": uuid4(), "dag_id": "small", "task_id": "train"}
+    request = TaskCallbackRequest(
+        filepath="manifest.yml.py",
+        bundle_name="trainings",
+        bundle_version=None,
+        msg="killed",
+        ti=TaskInstance(**task, run_id="r", try_number=1, map_index=-1),
+        task_callback_type="failed",
+    )
+    bag = SimpleNamespace(dags={"small": dag})
+    _execute_task_callbacks(bag, request, structlog.get_logger())
+    (mail,) = sent
+    assert mail["subject"] == "small: train failed"
+    assert "its worker was killed, as for want of memory, or lost" in mail["html_content"]
 
 
 @pytest.mark.parametrize("argument", ["subject", "html_content"])
@@ -157,3 +182,35 @@ def test_a_mail_that_can_be_filled_in_is_sent_as_it_is(
     run_task(dag.get_task("stage_data"), told=True)
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", sent[0]["subject"])
     assert sent[0]["html_content"] == "It is."
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ("{arguments: {to: b@b.c, html_content: Ask.}}", "ConnectionRefusedError: it is away"),
+        (
+            f"{{notifier: {HTTP_NOTIFIER}, arguments: {{data: '{{{{ ds }}}}'}}}}",
+            "'ds' is undefined",
+        ),
+    ],
+)
+def test_a_run_waits_for_approval_whoever_cannot_be_told(
+    tmp_path, workspace, write_manifest, run_task, monkeypatch, capsys, entry, why
+):
+    after = "{arguments: {to: a@b.c, html_content: Ask.}}"
+    more = f"approval: {{required: true}}\nnotifications: {{on_approval: [{entry}, {after}]}}\n"
+    task = dag_of(tmp_path, write_manifest, more).get_task("approve")
+    task.body = ""
+    told = []
+
+    def notify(mail, context):
+        if mail.to != "a@b.c":
+            raise ConnectionRefusedError("it is away")
+        told.append(mail.to)
+
+    monkeypatch.setattr(SmtpNotifier, "notify", notify)
+    ended = run_task(task)
+    assert ended.state == "awaiting_input", ended.error
+    assert told == ["a@b.c"]
+    logged = capsys.readouterr().out
+    assert "this notification was not sent" in logged and "Traceback" in logged and why in logged

@@ -27,6 +27,9 @@ PRESETS = ("@once", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@
 RULES: list[Rule] = []
 _rule = registering(RULES)
 
+# With the DAG's id after it: the URI that is updated when the data of its trainings have changed.
+DATA_CHANGE = "ddl-data-change://"
+
 
 def _schedule(value: Any) -> Any:
     """``schedule: "@daily"`` is short for ``schedule: {cron: "@daily"}``."""

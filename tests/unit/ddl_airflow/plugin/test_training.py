@@ -7,6 +7,7 @@ import json
 import math
 import os
 import threading
+import time
 
 import pytest
 
@@ -25,7 +26,7 @@ from ddl_airflow.plugin.training import (
     read_starts,
 )
 from ddl_airflow.plugin.unchanged import Unchanged
-from tests.limits import until
+from tests.limits import until, within
 
 # Airflow's own import of Starlette's test client warns of the client's name.
 pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx`")
@@ -640,6 +641,43 @@ def test_who_is_in_production_is_what_the_pointer_says(workspace, tmp_path, clie
     edges = client.get("/graph/digits/two").json()["edges"]
     assert edges == [["run", "model"], ["model", "latest"]]
     assert graph["production"]["publication"].startswith("t-one/")
+
+
+def test_a_store_that_is_away_delays_and_hides_no_other(workspace, client, monkeypatch):
+    from ddl_airflow.plugin import graph
+
+    back, reading = threading.Event(), []
+
+    def read(uri, conn_id, dag_id):
+        if uri != "file:///srv/near/published":
+            reading.append(dag_id)
+            back.wait(60)
+        return {"production": {"publication": "t-one/1"}, "latest": None}
+
+    monkeypatch.setattr(graph, "_read", read)
+
+    def published(dag_id, results):
+        place = {"publication": f"{results['uri']}/t-one/1", "results": results}
+        kept(workspace, dag_id, "one", {"state": "published", "step": "upload_results"} | place)
+
+    def in_production():
+        lines = client.get("/trainings").json()["trainings"]
+        return {line["dag_id"]: line["production"] for line in lines}
+
+    published("near", {"uri": "file:///srv/near/published"})
+    for number in range(10):
+        published(f"folder-{number}", {"uri": f"file:///mnt/away/{number}/published"})
+        published(f"bucket-{number}", {"uri": f"s3://away/{number}", "conn_id": "s3"})
+    try:
+        began = time.monotonic()
+        in_production()
+        assert time.monotonic() - began < within(2)
+        until(lambda: in_production()["near"], 20)
+        assert len(reading) == 4  # two of each store
+        assert [told for told in in_production().values() if told is not None] == [True]
+    finally:
+        back.set()
+    until(lambda: set(in_production().values()) == {True}, 20)
 
 
 def test_whose_pointer_is_not_known_is_said(layout):
