@@ -291,6 +291,68 @@ def test_links_out_of_the_training_are_not_published(trained, tmp_path, capsys):
     assert capsys.readouterr().out.count("is not published: it leads out") == 5
 
 
+def _export(layout):
+    """The model where a script wrote it, which is not where it belongs."""
+    (layout.result / "export").mkdir()
+    return layout.model.rename(layout.result / "export" / "1")
+
+
+def _whole_by_link(layout):
+    layout.model.symlink_to(_export(layout))
+    return layout.model
+
+
+def _variables_by_link(layout):
+    (layout.model / "variables").rename(layout.result / "variables")
+    (layout.model / "variables").symlink_to("../variables")
+    return layout.model / "variables"
+
+
+def _graph_by_link(layout):
+    graph = layout.model / "saved_model.pb"
+    graph.symlink_to(graph.rename(layout.workspace / "saved_model.pb"))
+    return graph
+
+
+def _checkpoint_by_link(layout):
+    (layout.workspace / "elsewhere.h5").write_text("weights")
+    (layout.result / "best.h5").symlink_to(layout.workspace / "elsewhere.h5")
+    return layout.result / "best.h5"
+
+
+def _name_of_no_object(layout):
+    (layout.model / "variables" / "v\n").write_text("weights")
+    return layout.model / "variables" / "v\n"
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [_whole_by_link, _variables_by_link, _graph_by_link, _checkpoint_by_link, _name_of_no_object],
+)
+def test_no_model_is_published_without_what_a_link_or_its_name_keeps_from_it(
+    trained, tmp_path, leave
+):
+    dag, context, layout = trained
+    path = leave(layout)
+    fix = "Rename it" if leave is _name_of_no_object else "Copy what is there in place of it"
+    said = f"FileRefused: {re.escape(ascii(str(path)))} .*{fix}.*Not retried"
+    with pytest.raises(AirflowFailException, match=said):
+        dag.get_task("upload_results").execute(context)
+    assert not (tmp_path / "dags" / "results").exists()
+
+
+def test_a_link_to_a_folder_of_checkpoints_that_is_published_is_no_reason_to_fail(
+    trained, tmp_path, capsys
+):
+    dag, context, layout = trained
+    (layout.checkpoints / "step-7").mkdir()
+    (layout.checkpoints / "step-7" / "weights").write_text("weights")
+    (layout.checkpoints / "latest").symlink_to("step-7")
+    dag.get_task("upload_results").execute(context)
+    assert list((tmp_path / "dags" / "results").glob("road-*/*/checkpoints/step-7/weights"))
+    assert "checkpoints/latest' is not published" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "name", ["logs/rank-0.log", "logs", "experiment/events", "experiment", "code", "evidence"]
 )
