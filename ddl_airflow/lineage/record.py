@@ -247,8 +247,8 @@ def assemble(
         files: what is published, by key; each goes in with size and SHA-256.
         tries: of the upload.
         published: markers of what was published of the training. When the record of an earlier
-            try is among that, when the run started and the tries of the upload stay those of that
-            time: the same results are the same record.
+            try is among that, and is of the same results, when the run started and the tries of
+            the upload stay those of that time: the same results are the same record.
         evidence: makes files of the record, by key, which go into it as well; it may add to it.
 
     Raises:
@@ -271,10 +271,6 @@ def assemble(
         known = measured(layout)
         record["result"].update(_numbers(known))
     record["run"]["tries"]["upload_results"] = tries
-    if _is_published(layout.kept / LINEAGE, published):
-        before = read_object(layout.kept / LINEAGE, layout.workspace, MOST_BYTES)["run"]
-        record["run"]["started"] = before["started"]
-        record["run"]["tries"]["upload_results"] = before["tries"]["upload_results"]
     versions = record["environment"]["versions"]
     versions["ddl-airflow"] = __version__
     if run.type != BY_HAND:
@@ -282,6 +278,12 @@ def assemble(
 
         versions["apache-airflow"] = metadata.version("apache-airflow")
     record["result"]["files"] = _listed(files)
+    if _is_published(layout.kept / LINEAGE, published):
+        before = read_object(layout.kept / LINEAGE, layout.workspace, MOST_BYTES)
+        if _of_results(before) == _of_results(record):
+            before = before["run"]
+            record["run"]["started"] = before["started"]
+            record["run"]["tries"]["upload_results"] = before["tries"]["upload_results"]
     record["result"]["files"] += _listed(evidence(record))
     record["result"]["files"].sort(key=lambda file: file["key"])
     write_lineage(layout, record)
@@ -360,6 +362,15 @@ def keep_so_far(layout: RunLayout, run: Run, outcome: Mapping[str, Any]) -> None
     # Of 100,000 objects it would be larger than what the page reads; ``lineage.json`` has it.
     record.get("dataset", {}).pop("listing", None)
     _write(layout, layout.kept / SO_FAR, record)
+
+
+def _of_results(record: Mapping[str, Any]) -> Any:
+    """A record without its evidence, and without what a further try of the upload changes."""
+    told = json.loads(json.dumps(record))
+    made = told.pop("evidence", {"made": []})["made"]
+    told["result"]["files"] = [one for one in told["result"]["files"] if one["key"] not in made]
+    del told["run"]["started"], told["run"]["tries"]["upload_results"]
+    return told
 
 
 def _is_published(path: Path, markers: Iterable[Mapping[str, Any]]) -> bool:
