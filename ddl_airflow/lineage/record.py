@@ -187,10 +187,47 @@ def in_digests_of(
     return {**known, "manifest": made_of["manifest"]} if same else known
 
 
-def begin_training(layout: RunLayout) -> None:
-    """Notes what ranks are about to train with; no step has worked with what they will leave."""
+def begin_training(layout: RunLayout, *, anew: bool) -> None:
+    """Notes what ranks are about to train with; no step has worked with what they will leave.
+
+    Args:
+        layout: the run's.
+        anew: whether there is nothing of earlier ranks to go on from. Else it is kept what these
+            trained with.
+    """
     drop_parts(layout, "train")
-    _write(layout, layout.kept / _TRAINING, {"made_of": _made_of(layout)})
+    now = _made_of(layout)
+    told = {"made_of": now, "went_on_from": [] if anew else _earlier(layout, now)}
+    _write(layout, layout.kept / _TRAINING, told)
+
+
+def went_on_from(layout: RunLayout) -> list[dict[str, Any]]:
+    """What earlier ranks trained with, from whose checkpoints the last ones may have gone on, where
+    that was something else; the oldest first.
+    """
+    earlier: list[dict[str, Any]] = _training(layout).get("went_on_from", [])
+    return earlier
+
+
+def _earlier(layout: RunLayout, now: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    known = [*went_on_from(layout), _training(layout).get("made_of")]
+    digests = (fixed_run(layout) or {}).get("earlier_digests", ())
+    earlier: list[Mapping[str, Any]] = []
+    for one in known:
+        if one is None or now is None:
+            continue
+        one = in_digests_of(now, digests, one)
+        if one != now and one not in earlier:
+            earlier.append(one)
+    return earlier
+
+
+def _training(layout: RunLayout) -> dict[str, Any]:
+    """What ``begin_training`` kept; nothing if ranks were never started."""
+    try:
+        return read_object(layout.kept / _TRAINING, layout.workspace)
+    except FileNotFoundError:
+        return {}
 
 
 def has_begun_training(layout: RunLayout) -> bool:
@@ -219,12 +256,8 @@ def _made_of(layout: RunLayout) -> dict[str, Any] | None:
 
 
 def _trained_with(layout: RunLayout) -> dict[str, Any] | None:
-    try:
-        made_of: dict[str, Any] | None = read_object(layout.kept / _TRAINING, layout.workspace)[
-            "made_of"
-        ]
-    except FileNotFoundError:
-        return _made_of(layout)
+    training = _training(layout)
+    made_of: dict[str, Any] | None = training["made_of"] if training else _made_of(layout)
     return made_of
 
 
