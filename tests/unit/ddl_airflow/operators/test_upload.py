@@ -9,6 +9,7 @@ import os
 import pwd
 import re
 import shutil
+import tarfile
 import textwrap
 from dataclasses import replace
 from datetime import timedelta
@@ -270,6 +271,31 @@ def test_what_is_published_is_signed_with_the_sites_key(trained, tmp_path, monke
     monkeypatch.delenv("AIRFLOW__DDL__SIGNING_KEY")
     bare = dag.get_task("upload_results").execute(context)["training"]
     assert "evidence" not in {path.name for path in Path(bare.removeprefix("file://")).iterdir()}
+
+
+def test_data_that_are_there_only_unpacked_are_described_as_archives(
+    trained, tmp_path, context_of, monkeypatch
+):
+    dag, context, layout = trained
+    data = tmp_path / "dags" / "data"
+    with tarfile.open(data / "more.tar.gz", "w:gz") as archive:
+        archive.add(data / "numbers.txt", "numbers.txt")
+    stage = dag.get_task("stage_data")
+    stage.unpack = True
+    stage.step = replace(stage.step, unpack=True)
+    context["dag_run"].clear_number = 1
+    stage.execute(context)
+    assert not (layout.staged / "more.tar.gz").exists()
+    dag.get_task("train").execute(context)
+    _model(layout)
+    places = dag.get_task("upload_results").execute(context)
+    evidence = Path(places["training"].removeprefix("file://")) / "evidence"
+    described = json.loads((evidence / "dataset.croissant.json").read_text())
+    digests = {one["name"]: one["sha256"] for one in described["distribution"]}
+    assert digests == {
+        name: hashlib.sha256((data / name).read_bytes()).hexdigest()
+        for name in ("more.tar.gz", "numbers.txt")
+    }
 
 
 def test_links_out_of_the_training_are_not_published(trained, tmp_path, capsys):
