@@ -42,7 +42,7 @@ from ddl_airflow.lineage.rerun import (
     other_content,
     recorded_manifest,
 )
-from ddl_airflow.lineage.story import printable
+from ddl_airflow.lineage.story import described_beginnings, printable
 from ddl_airflow.local_run import FOLDER, Asked, data_of, log_to_terminal, run_manifest
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import os_errors
@@ -258,9 +258,11 @@ def _prove(
         "diverged": found and asdict(found),
         "environment": others,
         "tries": record["run"]["tries"].get("train"),
+        "went_on_from": record["result"].get("went_on_from", []),
         "folder": str(path.parent),
     }
-    _say(options.json, told, _described(before, found, others, told["tries"]))
+    lines = _described(before, found, others, told["tries"])
+    _say(options.json, told, [*lines, *(f"It {line}" for line in described_beginnings(record))])
     return 0 if found is None else 1
 
 

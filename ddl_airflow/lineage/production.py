@@ -218,6 +218,10 @@ def rollback(
             facts = {field: one[field] for field in ("metrics", "measurements", "made_of", "due")}
         else:
             facts = _facts(json.loads(store.at(one["publication"]).read_bytes(LINEAGE)))
+        # Those that are passed over are gone back from, too.
+        at = known.index(one) if one in known else len(known)
+        passed = [newer | {"withdrawn": True} for newer in known[:at]]
+        now = {**now, "before": [*passed, *known[at:]]}
         event = {"event": "rolled back", "by": by, "reason": reason}
         return _next(store, now, one["publication"], facts, event, withdraw=True)
 

@@ -187,10 +187,47 @@ def in_digests_of(
     return {**known, "manifest": made_of["manifest"]} if same else known
 
 
-def begin_training(layout: RunLayout) -> None:
-    """Notes what ranks are about to train with; no step has worked with what they will leave."""
+def begin_training(layout: RunLayout, *, anew: bool) -> None:
+    """Notes what ranks are about to train with; no step has worked with what they will leave.
+
+    Args:
+        layout: the run's.
+        anew: whether there is nothing of earlier ranks to go on from. Else it is kept what these
+            trained with.
+    """
     drop_parts(layout, "train")
-    _write(layout, layout.kept / _TRAINING, {"made_of": _made_of(layout)})
+    now = _made_of(layout)
+    told = {"made_of": now, "went_on_from": [] if anew else _earlier(layout, now)}
+    _write(layout, layout.kept / _TRAINING, told)
+
+
+def went_on_from(layout: RunLayout) -> list[dict[str, Any]]:
+    """What earlier ranks trained with, from whose checkpoints the last ones may have gone on, where
+    that was something else; the oldest first.
+    """
+    earlier: list[dict[str, Any]] = _training(layout).get("went_on_from", [])
+    return earlier
+
+
+def _earlier(layout: RunLayout, now: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    known = [*went_on_from(layout), _training(layout).get("made_of")]
+    digests = (fixed_run(layout) or {}).get("earlier_digests", ())
+    earlier: list[Mapping[str, Any]] = []
+    for one in known:
+        if one is None or now is None:
+            continue
+        one = in_digests_of(now, digests, one)
+        if one != now and one not in earlier:
+            earlier.append(one)
+    return earlier
+
+
+def _training(layout: RunLayout) -> dict[str, Any]:
+    """What ``begin_training`` kept; nothing if ranks were never started."""
+    try:
+        return read_object(layout.kept / _TRAINING, layout.workspace)
+    except FileNotFoundError:
+        return {}
 
 
 def has_begun_training(layout: RunLayout) -> bool:
@@ -219,12 +256,8 @@ def _made_of(layout: RunLayout) -> dict[str, Any] | None:
 
 
 def _trained_with(layout: RunLayout) -> dict[str, Any] | None:
-    try:
-        made_of: dict[str, Any] | None = read_object(layout.kept / _TRAINING, layout.workspace)[
-            "made_of"
-        ]
-    except FileNotFoundError:
-        return _made_of(layout)
+    training = _training(layout)
+    made_of: dict[str, Any] | None = training["made_of"] if training else _made_of(layout)
     return made_of
 
 
@@ -247,8 +280,8 @@ def assemble(
         files: what is published, by key; each goes in with size and SHA-256.
         tries: of the upload.
         published: markers of what was published of the training. When the record of an earlier
-            try is among that, when the run started and the tries of the upload stay those of that
-            time: the same results are the same record.
+            try is among that, and is of the same results, when the run started and the tries of
+            the upload stay those of that time: the same results are the same record.
         evidence: makes files of the record, by key, which go into it as well; it may add to it.
 
     Raises:
@@ -271,10 +304,6 @@ def assemble(
         known = measured(layout)
         record["result"].update(_numbers(known))
     record["run"]["tries"]["upload_results"] = tries
-    if _is_published(layout.kept / LINEAGE, published):
-        before = read_object(layout.kept / LINEAGE, layout.workspace, MOST_BYTES)["run"]
-        record["run"]["started"] = before["started"]
-        record["run"]["tries"]["upload_results"] = before["tries"]["upload_results"]
     versions = record["environment"]["versions"]
     versions["ddl-airflow"] = __version__
     if run.type != BY_HAND:
@@ -282,6 +311,12 @@ def assemble(
 
         versions["apache-airflow"] = metadata.version("apache-airflow")
     record["result"]["files"] = _listed(files)
+    if _is_published(layout.kept / LINEAGE, published):
+        before = read_object(layout.kept / LINEAGE, layout.workspace, MOST_BYTES)
+        if _of_results(before) == _of_results(record):
+            before = before["run"]
+            record["run"]["started"] = before["started"]
+            record["run"]["tries"]["upload_results"] = before["tries"]["upload_results"]
     record["result"]["files"] += _listed(evidence(record))
     record["result"]["files"].sort(key=lambda file: file["key"])
     write_lineage(layout, record)
@@ -360,6 +395,15 @@ def keep_so_far(layout: RunLayout, run: Run, outcome: Mapping[str, Any]) -> None
     # Of 100,000 objects it would be larger than what the page reads; ``lineage.json`` has it.
     record.get("dataset", {}).pop("listing", None)
     _write(layout, layout.kept / SO_FAR, record)
+
+
+def _of_results(record: Mapping[str, Any]) -> Any:
+    """A record without its evidence, and without what a further try of the upload changes."""
+    told = json.loads(json.dumps(record))
+    made = told.pop("evidence", {"made": []})["made"]
+    told["result"]["files"] = [one for one in told["result"]["files"] if one["key"] not in made]
+    del told["run"]["started"], told["run"]["tries"]["upload_results"]
+    return told
 
 
 def _is_published(path: Path, markers: Iterable[Mapping[str, Any]]) -> bool:

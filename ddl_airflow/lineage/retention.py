@@ -14,10 +14,11 @@ import logging
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from ddl_airflow.core.errors import SourceMissing, StagingError
+from ddl_airflow.core.layout import OWN_EXPERIMENT
 from ddl_airflow.lineage.index import mark_removed
 from ddl_airflow.lineage.production import (
     LATEST,
@@ -35,7 +36,7 @@ from ddl_airflow.storage.publication import (
     retire,
     unfinished_in,
 )
-from ddl_airflow.storage.snapshots import SNAPSHOTS, drop
+from ddl_airflow.storage.snapshots import SNAPSHOTS, drop, why_not_ours
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore, StoredObject
 
 _SAVED_S = 30 * 86400.0  # checkpoints of a training that nobody has gone on with
@@ -72,7 +73,7 @@ def clean_results(
         _log.warning("%s", note)
     to_restore = []
     for publication, objects in found.items():
-        if SUCCESS in objects:
+        if SUCCESS in objects or not _is_ours(publication, objects):
             continue
         target = store.at(publication)
         if publication in named:
@@ -92,7 +93,10 @@ def clean_results(
                 _note(store, publication)  # the disk was full, and this has freed room
     yield from _saved(store, listed, found, dry_run, now)
     for part in unfinished_in(store, logging.WARNING):
-        if now() - part.started > LEFT_S and _PUBLISHED.fullmatch(part.key):
+        match = _PUBLISHED.fullmatch(part.key)
+        if not match or not _is_ours(match[1], found.get(match[1], ())):
+            continue
+        if now() - part.started > LEFT_S:
             yield Removed("unfinished upload", f"{store.uri}/{part.key}", part.nbytes)
             if not dry_run:
                 store.discard(part)
@@ -101,6 +105,16 @@ def clean_results(
         if not dry_run:
             restore(target)
     yield from _retire(store, listed, found, dry_run)
+
+
+def _is_ours(publication: str, keys: Collection[str]) -> bool:
+    """Whether what is called as a publication, and has these keys, is one of ours: others may call
+    theirs by digests as well.
+    """
+    if re.fullmatch(OWN_EXPERIMENT, publication.partition("/")[0]):  # as trainings are called
+        return True
+    ours = (SUCCESS, RETIRED, LINEAGE)
+    return any(key in ours or key.startswith("evidence/") for key in keys)
 
 
 def _note(store: ObjectStore, publication: str) -> bool:
@@ -130,6 +144,9 @@ def _saved(
         if now() - max(obj.modified for obj in objects) <= keep_s:
             continue
         place = store.at(f"{training}/{SNAPSHOTS}")
+        if why := why_not_ours(obj.key.removeprefix(f"{training}/{SNAPSHOTS}/") for obj in objects):
+            _log.warning("%s is left: %s", place.uri, why)
+            continue
         yield Removed("saved checkpoints", place.uri, sum(obj.size for obj in objects))
         if not dry_run:
             drop(place)

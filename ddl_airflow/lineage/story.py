@@ -82,7 +82,25 @@ def _facts(record: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield "manifest", _joined(*(manifest.get(name) for name in ("file", "name", "digest")))
     yield "parameters", _joined(*(f"{name}={value}" for name, value in run["parameters"].items()))
     yield "trained by", _trained_by(environment, result)
+    for line in described_beginnings(record):
+        yield "", line
     yield "with", _joined(*(f"{name} {versions[name]}" for name in shown if name in versions))
+
+
+def described_beginnings(record: Mapping[str, Any]) -> Iterable[str]:
+    """What made the checkpoints that a training went on from, where that was something else: a line
+    for each.
+    """
+    run = record["run"]["parameters"]
+    for before in record.get("result", {}).get("went_on_from", ()):
+        others = [
+            f"{name} {_short(before[name])}"
+            for name in ("code", "manifest")
+            if before[name] != record.get(name, {}).get("digest")
+        ]
+        values = before["parameters"].items()
+        others += [f"{name}={value}" for name, value in values if run.get(name) != value]
+        yield f"went on from checkpoints of {', '.join(others) or 'other settings'}"
 
 
 def _lines(named: Iterable[tuple[str, str]]) -> str:

@@ -113,6 +113,10 @@ class StageData(StepTry[StageDataStep]):
             packed = self._stage(store, listing)
             if self.step.prove:
                 files = with_digests(layout, files, packed)
+            else:  # what lies there only unpacked cannot be read later
+                for file in files:
+                    if digest := packed.get(str(file["key"])):
+                        file["sha256"] = digest
         fix_run(
             layout,
             self.context.run.run_id,

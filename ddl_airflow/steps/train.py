@@ -42,6 +42,7 @@ from ddl_airflow.lineage.record import (
     read_part,
     trained_with_other_code,
     trained_with_other_data,
+    went_on_from,
     write_part,
 )
 from ddl_airflow.steps.base import ScriptTry, StepSkipped, WaitForExperiment, WaitForJob
@@ -179,13 +180,15 @@ class Train(ScriptTry[TrainStep]):
                 job = self._job_of()  # what had to make room before does not count
             if job.averages:
                 job = replace(job, trained_before=self._trained_before(job))
-            begin_training(layout)
+            begin_training(layout, anew=again)
             if layout.experiment_id and layout.experiment_copy.exists():
                 shutil.rmtree(layout.experiment_copy)
             # What is half-written here is newer than what is whole in the store.
             self._leave_whole_checkpoints()
             if saves is not None:
                 saves.restore(self._leave_whole_checkpoints)
+            if not self._finds_checkpoints():
+                begin_training(layout, anew=True)
             if not isinstance(chosen, Scheduler):
                 stream = None
                 if self.step.stream:
@@ -380,6 +383,7 @@ class Train(ScriptTry[TrainStep]):
         steps = told.step if progress.step is None else progress.step
         used = goodput(layout, len(Preemptions(layout)), steps)
         self.log.info("goodput | %s", goodput_line(used))
+        earlier = went_on_from(layout)
         dataset = {}
         if self.step.stream and self.step.prove:
             listed = read_part(layout, "stage_data")["dataset"]["listing"]
@@ -399,6 +403,7 @@ class Train(ScriptTry[TrainStep]):
                     **({"not_finite": lost} if lost else {}),
                     "steps": steps,
                     "goodput": used,
+                    **({"went_on_from": earlier} if earlier else {}),
                     **self._proof(),
                     "wrote_model": layout.model.exists(),
                 },
@@ -439,6 +444,17 @@ class Train(ScriptTry[TrainStep]):
             words += [str(layout.experiment), str(layout.experiment_copy)]
             log_dir = layout.logs / "experiment"
             self.run_once(f"experiment-{self.context.try_number}", shlex.join(words), log_dir, {})
+
+    def _finds_checkpoints(self) -> bool:
+        """Whether there are any that the ranks may go on from."""
+        from ddl_airflow.storage.checkpoint_files import found_in, is_checkpoint  # no parse
+
+        layout = self.layout
+        return any(
+            is_checkpoint(key)
+            for folder in (layout.result, layout.experiment)
+            for key in found_in(folder, layout.workspace)
+        )
 
     def _leave_whole_checkpoints(self, *folders: Path) -> None:
         """Has a training that goes on go on from the newest checkpoint that can be read, in those

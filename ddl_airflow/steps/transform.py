@@ -49,6 +49,8 @@ class Transform(ScriptTry[TransformStep]):
         if has_part(layout, "train") and not read_part(layout, "train")["result"]["wrote_model"]:
             # Of an earlier try: SavedModelBuilder refuses a folder that is there, and what is found
             # in the end must be what these commands wrote.
+            if layout.model.is_symlink():  # which rmtree leaves
+                layout.model.unlink()
             shutil.rmtree(layout.model, ignore_errors=True)
         for number, command in enumerate(self.step.commands):
             check_command(command, layout.code, self.python)

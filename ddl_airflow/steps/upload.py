@@ -88,12 +88,12 @@ class UploadResults(StepTry[UploadResultsStep]):
             StagingError: it cannot be stored.
         """
         layout = self.layout
-        if not (layout.model / "saved_model.pb").is_file():
+        files = self._found()
+        if "model/saved_model.pb" not in files:
             raise TransformError(
                 f"there is no SavedModel in {layout.model}. Clear the transform task first."
             )
         store = self.site.open_store(self.step.results)
-        files = self._found()
         self._check_evaluated()
         with suppress(StagingError):  # `_index` says that nothing can be written there
             begin(store, layout.training_id)
@@ -361,6 +361,7 @@ def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[tuple[Path,
 
     Raises:
         AccessDenied: a file that may be of the model or a checkpoint, or a folder, may not be read.
+        FileRefused: what may be of the model or a checkpoint cannot be published.
     """
     files: dict[str, Path] = {}
     left: list[tuple[Path, str]] = []
@@ -379,16 +380,23 @@ def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[tuple[Path,
         if not belongs:
             if not os.path.lexists(path):
                 continue  # gone meanwhile
-            why = "it leads out of the training's folder, to no file, or to another user's. Copy it"
-            left.append((path, why))
+            why = (
+                "it leads out of the training's folder, to no file, or to another user's. "
+                "Copy what is there in place of it"
+            )
         elif key in _RESERVED or (key.startswith((CODE, EVIDENCE)) and not prefix):
             left.append((path, _OURS))
+            continue
         elif _UNUSABLE.search(key):
-            left.append((path, "no object can be called so. Rename it"))
+            why = "no object can be called so. Rename it"
         elif path.name.startswith(PART_PREFIX):
-            left.append((path, "what is being written to a folder is called so. Rename it"))
+            why = "what is being written to a folder is called so. Rename it"
         else:
             files[key] = target
+            continue
+        if not prefix and _misses(key, target, top):
+            raise FileRefused(f"{str(path)!a} cannot be published with the model: {why}.")
+        left.append((path, why))
     return files, left
 
 
@@ -403,6 +411,16 @@ def _may_be_of_model(path: Path, top: Path) -> bool:
 
     key = path.relative_to(top).as_posix()
     return os.path.isdir(path) or key.startswith("model/") or is_checkpoint(key)
+
+
+def _misses(key: str, target: Path, top: Path) -> bool:
+    """Whether the model, or a checkpoint, might not be whole without what is called so."""
+    from ddl_airflow.storage.checkpoint_files import is_checkpoint  # no parse needs it
+
+    if key == "model" or key.startswith("model/"):
+        return True
+    # What is in a folder of the training's own is published under that folder's name.
+    return is_checkpoint(key) and not (target.is_relative_to(top) and os.path.isdir(target))
 
 
 def _belongs(path: Path, top: Path) -> bool:

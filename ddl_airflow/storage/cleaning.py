@@ -149,11 +149,27 @@ def _in_use(layout: RunLayout, is_open: Callable[[str, str], bool]) -> bool:
     if layout.scheduled_job.exists():
         return True
     with suppress(FileNotFoundError, FileRefused):
-        run = read_object(layout.kept / "run.json", layout.workspace)
+        run = _run_of(layout)
         if _works_in(str(run.get("experiment") or ""), layout):
             return True
         return _is_open(run, layout, is_open)
     return False
+
+
+def _run_of(layout: RunLayout) -> dict[str, Any]:
+    """The run's id and its experiment with a name: what ``stage_data`` leaves at its end; until
+    then as the record so far has them.
+
+    Raises:
+        FileNotFoundError, FileRefused: as ``read_object``.
+    """
+    with suppress(FileNotFoundError):
+        return read_object(layout.kept / "run.json", layout.workspace)
+    run = read_object(layout.kept / "record.json", layout.workspace).get("run")
+    if not isinstance(run, dict):
+        return {}
+    own = run.get("experiment") == layout.training_id
+    return {"run_id": run.get("run_id"), "experiment": None if own else run.get("experiment")}
 
 
 def _is_open(
@@ -211,7 +227,7 @@ def _wanted(workspace: Path, is_open: Callable[[str, str], bool]) -> set[str]:
         for root in _folders(dag):
             layout = RunLayout(workspace, dag.name, root.name)
             with suppress(FileNotFoundError, FileRefused):
-                run = read_object(layout.kept / "run.json", workspace)
+                run = _run_of(layout)
                 experiment = str(run.get("experiment") or "")
                 if is_experiment(experiment) and (
                     layout.scheduled_job.exists() or _is_open(run, layout, is_open)

@@ -28,7 +28,7 @@ import stat
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -63,6 +63,8 @@ CHUNK_BYTES = 8 * 2**20
 KEEP = 2  # snapshots, whatever is in them
 _CHUNKS, _OWNER = "chunks", "try.json"
 _NAME = re.compile(r"([0-9]{8})\.json")
+# What is written on conditions has an object beside it that tells whether the store heeds them.
+_OWN = re.compile(rf"(?:{_OWNER}|{_NAME.pattern})(?:\.conditions)?|{_CHUNKS}/[0-9a-f]{{64}}")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TAKES = 5  # until the checkpoints hold still
 _PAUSE_S = 0.5  # between these
@@ -589,6 +591,14 @@ class Snapshots:
         raise failed
 
 
+def why_not_ours(keys: Iterable[str]) -> str:
+    """Why what is in a place, by all its keys, is nothing that ``Snapshots`` left; else empty."""
+    keys = set(keys)
+    if others := sorted(key for key in keys if not _OWN.fullmatch(key)):
+        return f"{others[0]} is not ours"
+    return "" if _OWNER in keys else f"it has no {_OWNER}"
+
+
 def drop(store: ObjectStore) -> None:
     """Removes what is below the place of a training's snapshots, these first.
 
@@ -599,5 +609,7 @@ def drop(store: ObjectStore) -> None:
         store.delete(_in_order(obj.key for obj in store.list()))
 
 
-def _in_order(keys: Iterator[str]) -> list[str]:
-    return sorted(keys, key=lambda key: (_NAME.fullmatch(key) is None, key))
+def _in_order(keys: Iterable[str]) -> list[str]:
+    # What says whose they are comes last: who is killed meanwhile leaves what can be told from
+    # others'.
+    return sorted(keys, key=lambda key: (_NAME.fullmatch(key) is None, key == _OWNER, key))

@@ -71,8 +71,8 @@ def export(
         checkpoints: to try in this order, until one can be read.
         inputs: name in the signature to tensor of the graph (Keras: to input of the model).
             Empty: the graph's only placeholder without a default, served as ``images``.
-        outputs: the same for outputs (Keras: names of layers). Empty: the only float [n, k] at
-            the end of the graph.
+        outputs: the same for outputs (Keras: names of layers; of a layer with several outputs,
+            ``name``, ``name_1`` and so on). Empty: the only float [n, k] at the end of the graph.
         folder: where to; must not exist.
         among: folders in which a file that the graph reads is looked for, such as a vocabulary, if
             it is not where the training had it.
@@ -522,7 +522,14 @@ def _export_keras(
             f"{path}: the model does not know the shape of its input. Begin it with keras.Input."
         )
     input_names = [tensor.name for tensor in model.inputs]
-    output_names = list(getattr(model, "output_names", None) or [model.layers[-1].name])
+    layer_names = list(getattr(model, "output_names", None) or [model.layers[-1].name])
+    output_names = _numbered(layer_names)
+    for name in outputs.values():
+        if layer_names.count(name) > 1 and [*outputs.values()].count(name) > 1:
+            raise TransformError(
+                f"{path}: transform.outputs names {name} more than once; the model has "
+                f"{', '.join(output_names)}. Name these."
+            )
     feeds = _renamed(path, "inputs", inputs, input_names, "images")
     fetches = _renamed(path, "outputs", outputs, output_names, None)
 
@@ -647,6 +654,18 @@ def _keras_of(path: Path) -> Any:
             ) from None
         return tf_keras
     return keras
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """The names of layers, and with a number where one has several outputs, as in Keras 2."""
+    found: list[str] = []
+    for name in names:
+        number, one = 0, name
+        while one in found or (number and one in names):
+            number += 1
+            one = f"{name}_{number}"
+        found.append(one)
+    return found
 
 
 def _renamed(

@@ -77,6 +77,7 @@ def training(tmp_path, results):
                 ],
                 "steps": 380,
                 "goodput": {"held_s": 12.5},
+                **{name: facts[name] for name in ("went_on_from",) if name in facts},
                 "files": [
                     {
                         "key": key,
@@ -131,6 +132,14 @@ def test_the_story_of_a_model_names_what_made_it(ask, results, training, tmp_pat
     (tmp_path / "results" / place / "code" / "train.py").write_text("another")
     code, out, err = ask("show", tmp_path / "results" / place)
     assert code == 1 and "code/train.py is not the file that was published" in err
+
+
+def test_the_story_says_what_the_training_went_on_from(ask, results, training, tmp_path):
+    before = {"code": "sha256:0123456789abcdef", "manifest": "sha256:v2:m"}
+    before |= {"dataset": "sha256:d", "parameters": {"epochs": 3, "rate": 0.5}}
+    place = training(1, went_on_from=[before])
+    _, out, _ = ask(tmp_path / "results" / place)
+    assert "\n            went on from checkpoints of code 0123456789ab, rate=0.5\n" in out
 
 
 def test_why_two_models_differ(ask, training, tmp_path):

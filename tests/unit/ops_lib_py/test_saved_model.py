@@ -751,6 +751,68 @@ def test_keras_names_of_the_manifest(empty: Bench) -> None:
     assert "transform.inputs names x:0; the model has pixels" in error
 
 
+def siamese() -> Any:
+    """Two outputs of one layer, and one of another layer that is called as the second would be."""
+    import keras
+
+    rows = keras.Input((2, 3, 1), name="pixels")
+    head = keras.layers.Dense(CLASSES, name="head")
+    flat = keras.layers.Flatten()(rows)
+    other = keras.layers.Dense(2, name="head_1")
+    model = keras.Model(rows, [head(flat), head(-flat), other(flat)])
+    model.layers[-2].set_weights([weights(1), BIAS])
+    return model
+
+
+def states() -> Any:
+    import keras
+
+    rows = keras.Input((2, 3, 1), name="pixels")
+    steps = keras.layers.Reshape((2, 3))(rows)
+    return keras.Model(rows, keras.layers.LSTM(3, return_state=True, name="lstm")(steps))
+
+
+def attention() -> Any:
+    import keras
+
+    rows = keras.Input((2, 3, 1), name="pixels")
+    steps = keras.layers.Reshape((2, 3))(rows)
+    layer = keras.layers.MultiHeadAttention(1, 3, name="attention")
+    return keras.Model(rows, layer(steps, steps, return_attention_scores=True))
+
+
+@pytest.mark.parametrize(
+    ("build", "names"),
+    [
+        (siamese, ["head", "head_2", "head_1"]),
+        (states, ["lstm", "lstm_1", "lstm_2"]),
+        (attention, ["attention", "attention_1"]),
+    ],
+)
+def test_keras_outputs_of_one_layer_are_all_served(
+    empty: Bench, build: Callable[[], Any], names: list[str]
+) -> None:
+    model = build()
+    save_keras(empty.result / "model-1.keras", model, 1000)
+    rows = np.random.default_rng(5).normal(size=(8, 2, 3, 1)).astype(np.float32)
+    np.savez(empty.result / "held_out.npz", images=rows)
+    report = empty.succeed("--sample", "held_out.npz")
+    expected = dict(zip(names, model(rows, training=False), strict=True))
+    assert set(report["prediction"]) == set(names)
+    for name in names:
+        np.testing.assert_allclose(
+            report["prediction"][name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name
+        )
+
+
+def test_one_name_for_two_outputs_of_a_layer_is_refused(empty: Bench) -> None:
+    save_keras(empty.result / "model-1.keras", siamese(), 1000)
+    error = empty.fail("TransformError", "--output", "left=head", "--output", "right=head")
+    assert "the model has head, head_2, head_1" in error
+    report = empty.succeed("--output", "left=head", "--output", "right=head_2")
+    assert set(report["signatures"]["predict_images"]["outputs"]) == {"left", "right"}
+
+
 def test_keras_inputs_that_are_a_dict_go_where_they_belong(empty: Bench, tf: Any) -> None:
     import keras
 

@@ -196,6 +196,18 @@ def test_going_back_goes_on_going_back(results):
     assert rollback(results, "digits", "digits-3")["training_id"] == "digits-3"
 
 
+def test_going_back_further_does_not_come_back_to_what_was_passed_over(results, tmp_path):
+    fourth = published(results, tmp_path, "digits-4")
+    point(results, "digits", PRODUCTION, fourth, {"accuracy": 0.94})
+    now = rollback(results, "digits", "digits-2")
+    assert [(one["training_id"], one["withdrawn"]) for one in now["before"]] == [
+        ("digits-4", True),
+        ("digits-3", True),
+        ("digits-1", False),
+    ]
+    assert rollback(results, "digits")["training_id"] == "digits-1"
+
+
 def test_one_that_only_the_history_still_has_is_gone_back_to(results, tmp_path):
     """Twenty earlier ones are kept whole; the history goes further back."""
     for number in range(4, 25):
@@ -213,6 +225,8 @@ def test_one_that_only_the_history_still_has_is_gone_back_to(results, tmp_path):
     )
     left = now["before"][0]
     assert (left["training_id"], left["withdrawn"]) == ("digits-24", True)
+    with pytest.raises(NoSuchModel, match="no other training was in production before"):
+        rollback(results, "digits")  # all that are known are newer
     with pytest.raises(NoSuchModel, match="digits-1 is in production now"):
         rollback(results, "digits", "digits-1")
     published(results, tmp_path, "digits-99")

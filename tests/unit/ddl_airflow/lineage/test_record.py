@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -145,6 +145,34 @@ def test_a_retry_replaces_its_part(layout, files, context_of):
         "train.json",
         "transform.json",
     ]
+
+
+@pytest.mark.parametrize("again", ["the same", "other weights", "another result"])
+def test_another_model_of_a_run_does_not_start_when_the_first_did(
+    layout, files, context_of, tmp_path, again
+):
+    """A run that is cleared weeks later, or deleted and made again with the same id."""
+
+    def evidence(record):
+        record["evidence"] = {"made": ["evidence/card"], "not_made": {}}
+        (tmp_path / "card").write_text(record["run"]["started"])
+        return {"evidence/card": tmp_path / "card"}
+
+    context = context_of("mnist")
+    assemble(layout, {}, run_of(context), files, tries=2, evidence=evidence)
+    sha256 = hashlib.sha256((layout.kept / LINEAGE).read_bytes()).hexdigest()
+    markers = [{"files": [{"key": LINEAGE, "sha256": sha256}]}]
+    context["dag_run"].start_date += timedelta(days=30)
+    if again == "other weights":
+        files["model/saved_model.pb"].write_bytes(b"GRAPH")
+    elif again == "another result":
+        write_part(layout, "train", PARTS["train"] | {"result": {"metrics": {}, "steps": 80}})
+    record = assemble(
+        layout, {}, run_of(context), files, tries=1, published=markers, evidence=evidence
+    )
+    first = again == "the same"
+    assert record["run"]["started"] == f"2026-{'11' if first else '12'}-20T20:16:00+00:00"
+    assert record["run"]["tries"]["upload_results"] == (2 if first else 1)
 
 
 @pytest.fixture

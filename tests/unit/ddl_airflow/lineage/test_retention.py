@@ -279,15 +279,46 @@ def test_what_is_removed_is_noted_however_often_who_removes_is_killed(tmp_path, 
 
 def test_what_killed_uploads_left_goes_after_two_days(published, store):
     name = published(1)
-    left = f"digits-2/{'a' * 16}-{'b' * 8}"
+    training = f"digits-2-{'0' * 32}"
+    left = f"{training}/{'a' * 16}-{'b' * 8}"
     store.put_bytes(f"{left}/model/graph", b"half")
     part = f"{left}/.ddl-part-{'c' * 32}"
     (store.path / part).write_bytes(b"of a file")
-    (store.path / "digits-2" / "notes.txt").write_text("a person's")
+    (store.path / training / "notes.txt").write_text("a person's")
     assert clean(store, days=1) == []
     assert clean(store, days=3) == [left, part]
     assert there(store) == ({name}, {name})
-    assert [path.name for path in (store.path / "digits-2").iterdir()] == ["notes.txt"]
+    assert [path.name for path in (store.path / training).iterdir()] == ["notes.txt"]
+
+
+def test_what_is_anothers_in_a_place_that_is_shared_stays(published, store, caplog):
+    """Names alone tell nothing: a table of Spark's, a cache that is called by digests."""
+    name = published(1)
+    theirs = [
+        "events/_checkpoints/offsets/0",
+        "events/_checkpoints/try.json",
+        "numbered/_checkpoints/00000001.json",
+        f"cache/{'a' * 16}-{'b' * 8}/model/graph",
+        f"cache/{'a' * 16}-{'b' * 8}/.part",
+    ]
+    for key in theirs:
+        store.put_bytes(key, b"1")
+    ours = [f"cache/{'c' * 16}-{'d' * 8}/{key}" for key in ("lineage.json", "evidence/card.md")]
+    for key in ours:
+        store.put_bytes(key, b"1")
+    assert clean(store, days=40) == [ours[0].removesuffix("/lineage.json")]
+    keys = {obj.key for obj in store.list()}
+    assert keys >= {*theirs} and keys.isdisjoint(ours)
+    assert there(store)[0] == {name}
+    assert f"{store.uri}/events/_checkpoints is left: offsets/0 is not ours" in caplog.text
+    assert f"{store.uri}/numbered/_checkpoints is left: it has no try.json" in caplog.text
+
+
+def test_what_a_store_without_conditions_has_beside_checkpoints_goes_with_them(store):
+    for key in ("try.json", "try.json.conditions", "00000001.json.conditions"):
+        store.put_bytes(f"lost/_checkpoints/{key}", b"")
+    assert clean(store, days=40) == ["lost/_checkpoints"]
+    assert store.list() == []
 
 
 def test_the_command_says_what_it_does(published, store, tmp_path, capsys, monkeypatch):

@@ -96,6 +96,18 @@ def test_links_fifos_sockets_and_reports_leave_a_clean_result(run, host, tmp_pat
     assert max(map(len, said.splitlines())) < 5000
 
 
+@pytest.mark.parametrize("where", ["model", "checkpoints"])
+@pytest.mark.parametrize("kind", ["links", "specials", "names"])
+def test_a_model_that_would_be_published_without_what_is_planted_in_it_is_not(
+    run, host, tmp_path, kind, where
+):
+    (_, _, refused), said = run(f"{kind}-in-{where}")
+    assert "FileRefused: " in str(refused) and "cannot be published with the model" in str(refused)
+    assert "\x1b" not in str(refused)
+    assert _published(tmp_path) == []
+    _check_host(host, tmp_path, said)
+
+
 def test_odd_names_are_published_or_said(run, host, tmp_path):
     ended, said = run("names")
     assert ended == [None, None, None], ended

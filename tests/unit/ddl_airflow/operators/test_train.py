@@ -22,6 +22,7 @@ from airflow.sdk.exceptions import (
 )
 from airflow.sdk.execution_time import macros
 
+from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.errors import LaunchError, SettingInvalid
 from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout
@@ -151,6 +152,36 @@ def test_checkpoints_of_other_data_are_not_gone_on_with(staged, layout, tmp_path
     assert staged(3, 2, fails=True) == "0 found\n"
     assert (layout.replaced / "result" / "checkpoints" / "step-1").exists()
     assert staged(4, 3) == "1 found\n"
+
+
+def test_it_is_kept_what_made_the_checkpoints_that_a_training_goes_on_from(
+    staged, layout, tmp_path
+):
+    """It failed after some epochs, and the script was mended, twice."""
+
+    def went_on_from():
+        return [one["code"] for one in read_part(layout, "train")["result"].get("went_on_from", ())]
+
+    def code():
+        return read_object(layout.kept / "run.json", layout.workspace)["made_of"]["code"]
+
+    codes, script = [], tmp_path / "scripts" / "train.py"
+    for number in range(3):
+        script.write_text(f"{FINDS}# {number}\n")
+        staged(1 + number, number, fails=number < 2)
+        codes.append(code())
+    assert went_on_from() == codes[:2] and len({*codes}) == 3
+    script.write_text(f"{FINDS}# {0}\n")
+    staged(4, 3)
+    assert went_on_from() == codes[1:]
+    # Where nothing was left there was nothing to go on from.
+    script.write_text(FINDS)
+    (layout.checkpoints / "step-1").unlink()
+    assert staged(5, 4) == "0 found\n" and went_on_from() == []
+    # Nor of other data.
+    script.write_text(f"{FINDS}# 4\n")
+    (tmp_path / "input" / "a").write_text("2")
+    assert staged(6, 5) == "0 found\n" and went_on_from() == []
 
 
 def test_nothing_goes_on_with_what_stage_data_left_half_done(staged, layout, tmp_path, context_of):
@@ -963,7 +994,7 @@ def test_a_task_that_a_person_ends_before_its_job_is_there_submits_none(
             scheduled.execute_complete(context, event)
 
     monkeypatch.setattr(
-        "ddl_airflow.steps.train.begin_training", lambda layout: scheduled.on_kill()
+        "ddl_airflow.steps.train.begin_training", lambda layout, anew: scheduled.on_kill()
     )
     with pytest.raises(AirflowException, match="was cancelled before it was submitted"):
         begin(context)

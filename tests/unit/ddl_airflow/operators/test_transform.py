@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import textwrap
 
 import pytest
@@ -59,13 +60,19 @@ def test_own_commands_run_once_each_in_order_and_their_model_must_load(
     assert not (layout.logs / "rank-0.log").exists()
 
 
-def test_a_model_of_an_earlier_try_is_not_taken_for_this_ones(transform, layout, context_of):
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_model_of_an_earlier_try_is_not_taken_for_this_ones(
+    transform, layout, context_of, linked
+):
     write_part(layout, "train", {"result": {"wrote_model": False}})
-    layout.model.mkdir()
-    (layout.model / "saved_model.pb").touch()
+    model = layout.result / "export" if linked else layout.model
+    model.mkdir()
+    (model / "saved_model.pb").touch()
+    if linked:
+        layout.model.symlink_to(model)
     with pytest.raises(AirflowFailException, match="wrote no SavedModel"):
         transform("print(1)", commands=["python export.py"]).execute(context_of("forming"))
-    assert not layout.model.exists()
+    assert not os.path.lexists(layout.model)
 
 
 def test_whose_user_it_runs_as_is_said_whatever_trains(

@@ -9,6 +9,7 @@ import os
 import pwd
 import re
 import shutil
+import tarfile
 import textwrap
 from dataclasses import replace
 from datetime import timedelta
@@ -272,6 +273,31 @@ def test_what_is_published_is_signed_with_the_sites_key(trained, tmp_path, monke
     assert "evidence" not in {path.name for path in Path(bare.removeprefix("file://")).iterdir()}
 
 
+def test_data_that_are_there_only_unpacked_are_described_as_archives(
+    trained, tmp_path, context_of, monkeypatch
+):
+    dag, context, layout = trained
+    data = tmp_path / "dags" / "data"
+    with tarfile.open(data / "more.tar.gz", "w:gz") as archive:
+        archive.add(data / "numbers.txt", "numbers.txt")
+    stage = dag.get_task("stage_data")
+    stage.unpack = True
+    stage.step = replace(stage.step, unpack=True)
+    context["dag_run"].clear_number = 1
+    stage.execute(context)
+    assert not (layout.staged / "more.tar.gz").exists()
+    dag.get_task("train").execute(context)
+    _model(layout)
+    places = dag.get_task("upload_results").execute(context)
+    evidence = Path(places["training"].removeprefix("file://")) / "evidence"
+    described = json.loads((evidence / "dataset.croissant.json").read_text())
+    digests = {one["name"]: one["sha256"] for one in described["distribution"]}
+    assert digests == {
+        name: hashlib.sha256((data / name).read_bytes()).hexdigest()
+        for name in ("more.tar.gz", "numbers.txt")
+    }
+
+
 def test_links_out_of_the_training_are_not_published(trained, tmp_path, capsys):
     dag, context, layout = trained
     secret = tmp_path / "secret"
@@ -289,6 +315,68 @@ def test_links_out_of_the_training_are_not_published(trained, tmp_path, capsys):
     assert not {path.name for path in published} & {"stolen", "key", "gone", "up", "pipe"}
     assert b"s3cret" not in b"".join(path.read_bytes() for path in published)
     assert capsys.readouterr().out.count("is not published: it leads out") == 5
+
+
+def _export(layout):
+    """The model where a script wrote it, which is not where it belongs."""
+    (layout.result / "export").mkdir()
+    return layout.model.rename(layout.result / "export" / "1")
+
+
+def _whole_by_link(layout):
+    layout.model.symlink_to(_export(layout))
+    return layout.model
+
+
+def _variables_by_link(layout):
+    (layout.model / "variables").rename(layout.result / "variables")
+    (layout.model / "variables").symlink_to("../variables")
+    return layout.model / "variables"
+
+
+def _graph_by_link(layout):
+    graph = layout.model / "saved_model.pb"
+    graph.symlink_to(graph.rename(layout.workspace / "saved_model.pb"))
+    return graph
+
+
+def _checkpoint_by_link(layout):
+    (layout.workspace / "elsewhere.h5").write_text("weights")
+    (layout.result / "best.h5").symlink_to(layout.workspace / "elsewhere.h5")
+    return layout.result / "best.h5"
+
+
+def _name_of_no_object(layout):
+    (layout.model / "variables" / "v\n").write_text("weights")
+    return layout.model / "variables" / "v\n"
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [_whole_by_link, _variables_by_link, _graph_by_link, _checkpoint_by_link, _name_of_no_object],
+)
+def test_no_model_is_published_without_what_a_link_or_its_name_keeps_from_it(
+    trained, tmp_path, leave
+):
+    dag, context, layout = trained
+    path = leave(layout)
+    fix = "Rename it" if leave is _name_of_no_object else "Copy what is there in place of it"
+    said = f"FileRefused: {re.escape(ascii(str(path)))} .*{fix}.*Not retried"
+    with pytest.raises(AirflowFailException, match=said):
+        dag.get_task("upload_results").execute(context)
+    assert not (tmp_path / "dags" / "results").exists()
+
+
+def test_a_link_to_a_folder_of_checkpoints_that_is_published_is_no_reason_to_fail(
+    trained, tmp_path, capsys
+):
+    dag, context, layout = trained
+    (layout.checkpoints / "step-7").mkdir()
+    (layout.checkpoints / "step-7" / "weights").write_text("weights")
+    (layout.checkpoints / "latest").symlink_to("step-7")
+    dag.get_task("upload_results").execute(context)
+    assert list((tmp_path / "dags" / "results").glob("road-*/*/checkpoints/step-7/weights"))
+    assert "checkpoints/latest' is not published" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -406,8 +494,9 @@ def test_published_again_is_the_same(trained, tmp_path, context_of):
     assert [one["model"] for one in pointer["before"]] == [places["model"]]
     record = json.loads((training / "lineage.json").read_text())
     assert record["run"]["tries"] == {
-        **{"stage_data": 2, "train": 1, "transform": 1, "upload_results": 2},
+        **{"stage_data": 2, "train": 1, "transform": 1, "upload_results": 1},
     }
+    assert record["run"]["started"] == again["dag_run"].start_date.isoformat()
 
 
 def test_a_run_keeps_the_manifest_that_it_began_with(tmp_path, workspace, write_manifest, run_task):

@@ -7,14 +7,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
 
 from ddl_airflow.core.errors import NoSpace, SettingInvalid, StagingError
 from ddl_airflow.core.layout import RunLayout, training_id
-from ddl_airflow.lineage.record import fix_run
+from ddl_airflow.lineage.record import Run, fix_run, keep_so_far
 from ddl_airflow.storage import cleaning
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.cleaning import Rules, clean_workspace, rules
@@ -129,6 +129,36 @@ def test_a_named_experiment_stays_while_a_run_is_to_go_on_with_it(run, tmp_path)
         places = sorted(os.path.basename(one.place) for one in gone)
         assert places == ["of-ended", "of-failed"]
     assert (tmp_path / "experiments" / "of-queued").is_dir()
+
+
+def test_a_run_stays_while_it_stages_for_longer_than_runs_are_kept(run, tmp_path):
+    """``run.json`` comes with the data; until then the record so far says whose run it is."""
+    due = datetime(2026, 11, 20, tzinfo=UTC)
+    for name in ("stages", "ended"):
+        layout = run(name)
+        (layout.kept / "run.json").unlink()
+        named = replace(layout, experiment_id=f"of-{name}")
+        named.experiment.mkdir()
+        told = {"state": "running", "step": "stage_data", "try": 1, "at_work": True}
+        keep_so_far(named, Run(dag_id="digits", run_id=name, type="manual", due=due), told)
+        for folder in (layout.root, named.experiment):
+            age(folder, 40)
+    own = run("own")
+    (own.kept / "run.json").unlink()
+    keep_so_far(own, Run(dag_id="digits", run_id="own", type="manual", due=due), told)
+    age(own.root, 40)
+
+    def is_open(dag_id, run_id):
+        return dag_id == "digits" and run_id in ("stages", "own")
+
+    rules = Rules(runs=timedelta(days=30), experiments=timedelta(days=30))
+    list(clean_workspace(tmp_path, rules, is_open))
+    there = {path.name for path in (tmp_path / "experiments").iterdir()}
+    assert {name for name in there if not name.startswith(".")} == {
+        *("of-stages", own.training_id, training_id("digits", "stages", "site"))
+    }
+    runs = {path.name for path in tmp_path.glob("runs/*/*")}
+    assert runs == {own.training_id, training_id("digits", "stages", "site")}
 
 
 def test_a_full_disk_is_cleaned(tmp_path):

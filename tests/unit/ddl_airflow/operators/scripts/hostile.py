@@ -1,7 +1,8 @@
 """A training that harms whom it can: in each folder that it may write, and by what it leaves alive.
 
 ``python hostile.py HOST KIND …``: HOST is a folder with files that are none of its business; KIND
-is one of those below. It ends well, as far as anybody can see.
+is one of those below, perhaps with ``-in-model`` or ``-in-checkpoints``, where nothing may be left
+out. It ends well, as far as anybody can see.
 """
 
 from __future__ import annotations
@@ -136,8 +137,12 @@ def main() -> None:
     print(json.dumps(sys.argv))
     for kind in sys.argv[2:]:
         if kind in ("links", "specials", "names"):
-            for folder in (RESULT, CHECKPOINTS, EXPERIMENT, LOGS, STATE, model, Path.cwd()):
+            for folder in (RESULT, EXPERIMENT, LOGS, STATE, Path.cwd()):
                 globals()[kind](folder)
+        elif kind.endswith("-in-checkpoints"):
+            globals()[kind.removesuffix("-in-checkpoints")](CHECKPOINTS)
+        elif kind.endswith("-in-model"):
+            globals()[kind.removesuffix("-in-model")](model)
         else:
             globals()[kind]()
 
