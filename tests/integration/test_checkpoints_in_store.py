@@ -77,7 +77,7 @@ TEARING = """
     path, log = f"{folder}/{name}", f"{folder}/history.csv"
 
     def write(step):
-        new = f"{folder}/.{name}"
+        new = f"{os.environ['LOG_DIR']}/{name}"  # never saved before it is whole
         if "KIND" == "h5":
             import h5py, numpy
             with h5py.File(new, "w") as file:
