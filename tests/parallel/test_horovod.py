@@ -55,7 +55,7 @@ def test_horovod_run_takes_functions_of_the_main_script(mpirun, output_of):
         "    later = hvd.broadcast_object((lambda: a) if hvd.rank() == 0 else None)\n"
         "    return hvd.rank() + later()\n"
         "if __name__ == '__main__':\n"
-        "    print('returned', horovod.run(add, args=(10,), np=2))\n"
+        "    print('returned', horovod.run(add, (10,), None, 2, use_gloo=False, use_mpi=True))\n"
     )
     assert "returned [10, 11]\n" in output, output
 

@@ -123,7 +123,7 @@ def note_averaged(tensors: Iterable[Any]) -> None:
     if any(map(_may_be_gradient, tensors)):
         averaging.averaged_by_script()
     if any(isinstance(tensor, tf.IndexedSlices) for tensor in tensors):
-        _update_rows_once()
+        update_rows_once()
 
 
 def _may_be_gradient(tensor: Any) -> bool:
@@ -186,7 +186,7 @@ def with_each_row_once(gradient: Any) -> Any:
     return merged
 
 
-def _update_rows_once() -> None:
+def update_rows_once() -> None:
     """From here on optimizers of Keras 3 add up the slices of a row, of which each rank has some.
 
     They stay apart until then, so that clipping comes out as in one process with all of them.
@@ -368,7 +368,7 @@ def reduce_gradients(
         number += 1
         reduced[i] = gathered
     if sparse:
-        _update_rows_once()
+        update_rows_once()
     for i in present:
         mark_reduced(reduced[i], ranks)
     return reduced

@@ -217,15 +217,19 @@ def process_sets_come_go_and_take_what_all_take() -> None:
     assert hvd.allgather_object(RANK, process_set=mine) == [RANK]
     assert hvd.size_op(other.process_set_id) == 1 and hvd.size_op() == SIZE
     assert hvd.process_set_included_op(other.process_set_id) == 0
-    x = tf.Variable(RANK + 1.0)
-    with tf.GradientTape() as tape:
-        loss = 2.0 * x
-    # Whoever is not of the set keeps its own.
-    tape = hvd.DistributedGradientTape(tape, process_set=sets[0])
-    assert tape.gradient(loss, x) == 2.0
+
+    def gradient_by(one: hvd.ProcessSet) -> tf.Tensor:
+        x = tf.Variable(RANK + 1.0)
+        with tf.GradientTape() as tape:
+            loss = 2.0 * x
+        return hvd.DistributedGradientTape(tape, process_set=one).gradient(loss, x)
+
+    assert gradient_by(sets[0]) == 2.0  # whoever is not of the set keeps its own
     raised(tf.errors.InvalidArgumentError, lambda: hvd.allreduce(1.0, process_set=other))
     assert "already" in raised(ValueError, lambda: hvd.add_process_set(range(SIZE)))
     assert hvd.remove_process_set(sets[0]) and sets[0].process_set_id is None
+    raised(ValueError, lambda: gradient_by(hvd.ProcessSet(range(SIZE))))
+    raised(ValueError, lambda: gradient_by(sets[0]))
     assert not hvd.remove_process_set(hvd.global_process_set)
     raised(ValueError, lambda: hvd.allreduce(1.0, process_set=sets[0]))
     assert hvd.add_process_set(sets[0]).process_set_id == 1
@@ -741,6 +745,19 @@ def optimizers_of_keras_2_add_up_several_passes() -> None:
         model.fit(np.ones([5, 1]), np.ones([5, 1]), batch_size=1, verbose=0)
         assert np.isclose(model.get_weights()[0][0, 0], -4.0 * MEAN), kinds
         assert int(optimizer.iterations) == 5
+
+
+@check
+def slices_are_clipped_as_they_were_gathered() -> None:
+    table = tf.Variable(tf.ones([4, 1]))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.gather(table, [0]))  # the same row on all ranks
+    gradient = hvd.DistributedGradientTape(tape).gradient(loss, table)
+    (clipped,), norm = tf.clip_by_global_norm([gradient], 0.5)
+    assert gradient.values.shape == [SIZE, 1]
+    np.testing.assert_allclose(norm, SIZE**-0.5)
+    keras.optimizers.SGD(1.0).apply_gradients([(clipped, table)])
+    np.testing.assert_allclose(table[0], 1 - 0.5 * SIZE**0.5, rtol=1e-6)
 
 
 @check

@@ -262,13 +262,14 @@ class _Keras3(_Distributed):
 
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         """As that of Keras, of gradients combined over the ranks."""
-        apply = super().apply  # type: ignore[misc]
         if keras_optimizer.reduced_outside(self):
-            return apply(grads, trainable_variables)
+            return super().apply(grads, trainable_variables)  # type: ignore[misc]
         variables = list(
             self._trainable_variables if trainable_variables is None else trainable_variables
         )
         combined = self._combined(list(grads), variables)
+        # That of Keras adds up slices of a row from the first that were combined on.
+        apply = super().apply  # type: ignore[misc]
         return self._update(combined, variables, lambda: apply(combined, variables))
 
     def _update_model_variables_moving_average(self: Any, trainable_variables: Any) -> None:

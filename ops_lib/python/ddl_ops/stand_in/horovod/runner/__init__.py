@@ -22,23 +22,31 @@ def run(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     num_proc: int = 1,
-    hosts: str | None = None,
-    hostfile: str | None = None,
-    env: Mapping[str, str] | None = None,
-    executable: str | None = None,
-    np: int | None = None,
-    verbose: Any = None,
-    use_mpi: bool | None = None,
     min_num_proc: int | None = None,
     max_num_proc: int | None = None,
     slots: int | None = None,
     reset_limit: int | None = None,
     cooldown_range: Sequence[int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
     host_discovery_script: str | None = None,
+    start_timeout: int | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
     output_filename: str | None = None,
+    verbose: Any = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: Sequence[str] | None = None,
+    executable: str | None = None,
+    np: int | None = None,
     min_np: int | None = None,
     max_np: int | None = None,
-    **unknown: Any,
+    *,
+    env: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """Calls a function on ranks, and returns what it returns on each.
 
@@ -47,30 +55,28 @@ def run(
         args: of the function.
         kwargs: of the function.
         num_proc: number of ranks.
+        min_num_proc: as horovodrun's --min-np, and the next ones as its --max-np, --slots-per-host,
+            --reset-limit and --blacklist-cooldown-range. What is returned is that of the last
+            start's ranks.
+        max_num_proc, slots, reset_limit, cooldown_range: see above.
         hosts: as horovodrun's. They share the current folder, where the function and what it
             returns are meanwhile.
-        hostfile: as horovodrun's.
-        env: environment of the ranks; by default this process's.
+        hostfile: as horovodrun's, as are the next ones.
+        host_discovery_script, ssh_port, ssh_identity_file, output_filename: see above.
+        start_timeout: has no effect, nor have the next ones.
+        disable_cache, verbose, use_gloo, use_mpi, mpi_args: see above.
+        network_interface: older form of network_interfaces, with commas between them.
+        network_interfaces: as horovodrun's --network-interfaces.
         executable: the Python of the ranks; by default this one.
-        np: older name of num_proc.
-        verbose: has no effect, nor has use_mpi.
-        use_mpi: see above.
-        min_num_proc: as horovodrun's --min-np, and the next ones as its --max-np, --slots-per-host,
-            --reset-limit, --blacklist-cooldown-range, --host-discovery-script and
-            --output-filename. What is returned is that of the last start's ranks.
-        max_num_proc, slots, reset_limit, cooldown_range: see above.
-        host_discovery_script, output_filename: see above.
-        min_np: older name of min_num_proc, as max_np is of max_num_proc.
-        max_np: see above.
-        unknown: other arguments of Horovod's: TypeError where they are not None.
+        np: older name of num_proc, as min_np and max_np are of min_num_proc and max_num_proc.
+        min_np, max_np: see above.
+        env: environment of the ranks; by default this process's.
 
     Raises RuntimeError if a rank fails, whose output has been printed.
     """
-    del verbose, use_mpi
+    del start_timeout, disable_cache, verbose, use_gloo, use_mpi, mpi_args
     import cloudpickle  # not for horovodrun
 
-    if given := sorted(name for name, value in unknown.items() if value is not None):
-        raise TypeError(f"horovod.run({', '.join(given)}=): not here: docs/coming-from-horovod.md")
     flags = ["-np", str(np or num_proc)]
     for flag, value in (
         ("-H", hosts),
@@ -82,6 +88,9 @@ def run(
         ("--blacklist-cooldown-range", cooldown_range),
         ("--host-discovery-script", host_discovery_script),
         ("--output-filename", output_filename),
+        ("-p", ssh_port),
+        ("-i", ssh_identity_file),
+        ("--network-interfaces", network_interface or ",".join(network_interfaces or ()) or None),
     ):
         if value is not None:
             flags += [flag, *map(str, value if isinstance(value, list | tuple) else [value])]

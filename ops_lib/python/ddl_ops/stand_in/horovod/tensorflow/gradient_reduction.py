@@ -17,10 +17,11 @@ from ddl_ops.gradients import (
     mark_reduced,
     name_in_order,
     reduce_gradients,
-    with_each_row_once,
+    update_rows_once,
 )
 
 from horovod.common.basics import Average, require_initialized
+from horovod.common.process_sets import number_of
 from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
@@ -65,8 +66,7 @@ class Reduction:
             return None
         if isinstance(gradient, tf.IndexedSlices):
             values = self._of_own(gradient.values)
-            slices = tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-            return with_each_row_once(slices)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
         return self._of_own(gradient)
 
     def _of_own(self, values: tf.Tensor) -> tf.Tensor:
@@ -90,12 +90,16 @@ class Reduction:
             variables: whose they are; only needed with `local`.
             local: keys (key_of) of variables whose gradients stay on their ranks.
 
-        Raises ValueError before init(), and as allreduce for IndexedSlices.
+        Raises ValueError before init(), for a process set that is not there, and as allreduce for
+        IndexedSlices.
         """
         require_initialized()
+        number_of(self.process_set)
         reduced = list(gradients)
-        if not self.sparse_as_dense and any(isinstance(g, tf.IndexedSlices) for g in gradients):
-            require_plain(self.op, self.gradient_predivide_factor)
+        if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+            if not self.sparse_as_dense:
+                require_plain(self.op, self.gradient_predivide_factor)
+            update_rows_once()
         at_home = (
             [i for i, variable in enumerate(variables) if key_of(variable) in local]
             if local
@@ -106,7 +110,7 @@ class Reduction:
                 reduced[i] = self.local(reduced[i])
                 mark_reduced(reduced[i])
         if not PLACEMENT.launched or not self.process_set.included():
-            return [with_each_row_once(gradient) for gradient in reduced]
+            return reduced
         ranks = self.ranks
         others = [i for i in range(len(reduced)) if i not in at_home]
         sparse = [
@@ -130,8 +134,7 @@ class Reduction:
         for number, i in enumerate(sparse):
             averaging.averaged()
             name = name_in_order(f"{self.name}_sparse_{number}")
-            gathered = allreduce_slices(reduced[i], self.op, name, self.process_set, False)
-            reduced[i] = with_each_row_once(gathered)
+            reduced[i] = allreduce_slices(reduced[i], self.op, name, self.process_set, False)
             mark_reduced(reduced[i], ranks)
         return reduced
 
