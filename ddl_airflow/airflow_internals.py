@@ -711,8 +711,7 @@ def tries_before_cleared(task_instance: Any, retries: int) -> int:
         retries: the task's, as its DAG says.
     """
     before: int = task_instance.max_tries - retries
-    # Of a clear it is an earlier try's number. Else the DAG has got other retries since.
-    return before if 0 < before < task_instance.try_number else 0
+    return max(0, before)
 
 
 def run_is_open(dag_id: str, run_id: str) -> bool:

@@ -562,8 +562,8 @@ def test_a_cleared_training_starts_again_if_it_had_ended_and_else_goes_on(
     with alone_in(layout.state, "another"):
         monkeypatch.setattr("ddl_airflow.steps.train._OTHERS_END_S", 0.0)
         with pytest.raises(AirflowException, match="another training works there now: another"):
-            run(8, 9)
-    assert run(9, 9) == "found 0"
+            run(8, 12)
+    assert run(9, 12) == "found 0"
     # An experiment with a name is there to be gone on with.
     assert run(10, 11, experiment_id="wide") == "found 0"
     assert run(11, 12, experiment_id="wide") == "found 0"
