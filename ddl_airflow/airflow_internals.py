@@ -673,6 +673,7 @@ def wrongly_watched(bundle: str, assets: str) -> set[str]:
         .where(
             DagModel.bundle_name == bundle,
             DagModel.is_stale.is_(False),
+            DagModel.has_import_errors.is_(False),  # a parse puts nothing right
             AssetModel.uri.startswith(assets),
             (wanted & ~watched) | (~wanted & watched),
         )

@@ -206,6 +206,11 @@ VARIABLES = (
         "after which the shell is to run no more",
     ),
     _variable(
+        "no_grpc_proxy",
+        "with `TF_CONFIG`: the hosts of the tasks, which reach each other without a proxy; after "
+        "what it, or `no_proxy`, had before",
+    ),
+    _variable(
         "LD_PRELOAD OMPI_MCA_btl_tcp_if_include",
         "on one host: [servers listen on its loopback address](#what-runs)",
     ),

@@ -187,7 +187,7 @@ class Train(ScriptTry[TrainStep]):
             self._leave_whole_checkpoints()
             if saves is not None:
                 saves.restore(self._leave_whole_checkpoints)
-            if not self._finds_checkpoints():
+            if not self._may_go_on():
                 begin_training(layout, anew=True)
             if not isinstance(chosen, Scheduler):
                 stream = None
@@ -445,13 +445,13 @@ class Train(ScriptTry[TrainStep]):
             log_dir = layout.logs / "experiment"
             self.run_once(f"experiment-{self.context.try_number}", shlex.join(words), log_dir, {})
 
-    def _finds_checkpoints(self) -> bool:
-        """Whether there are any that the ranks may go on from."""
-        from ddl_airflow.storage.checkpoint_files import found_in, is_checkpoint  # no parse
+    def _may_go_on(self) -> bool:
+        """Whether there is anything that ranks may go on from, whatever they call it."""
+        from ddl_airflow.storage.checkpoint_files import found_in  # no parse needs it
 
         layout = self.layout
         return any(
-            is_checkpoint(key)
+            ".tfevents." not in key
             for folder in (layout.result, layout.experiment)
             for key in found_in(folder, layout.workspace)
         )

@@ -25,6 +25,8 @@ def refuse_runs_beside_each_other(collectives: Collection[str]) -> None:
     Args:
         collectives: types of ops. Once for a process.
     """
+    if PLACEMENT.size == 1:
+        return  # nothing is paired
     base = session_module.BaseSession
     run = base.run
     known = Steps(collectives)
@@ -37,7 +39,8 @@ def refuse_runs_beside_each_other(collectives: Collection[str]) -> None:
         with lock:
             beside = [theirs for session, theirs in under_way if session is self]
             if shared := beside and known.shared(self.graph, fetches, beside):
-                raise tf.errors.FailedPreconditionError(
+                # A cause, which FailedPreconditionError would not be taken for.
+                raise tf.errors.InvalidArgumentError(
                     None,
                     None,
                     f"Two threads of rank {PLACEMENT.rank} run {shared} at once in one session: "

@@ -239,21 +239,27 @@ def tf1_threads_of_a_session_take_turns_with_a_collective() -> None:
         with ThreadPoolExecutor(4) as pool:
             runs = [pool.submit(run) for _ in range(12)]
         assert [one.result() for one in runs] == [want] * 12
-        # At once they would be paired by chance, as the summaries of a Supervisor.
+
+
+@check(least=2)
+def tf1_threads_of_a_session_do_not_run_a_collective_at_once() -> None:
+    """They would be paired by chance, as the summaries of a Supervisor."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        total_op = ddl.allreduce(tf.constant([1.0, RANK]), average=False)
         both = threading.Barrier(2)
         met = v1.py_func(lambda: np.float32(both.wait(60)), [], tf.float32)
         with ThreadPoolExecutor(2) as pool:
             meets = pool.submit(session.run, [met, total_op])
-            while not both.n_waiting:
+            while not both.n_waiting and not meets.done():
                 time.sleep(0.01)
             try:
                 session.run(total_op)
-            except tf.errors.FailedPreconditionError as error:
+            except tf.errors.InvalidArgumentError as error:
                 assert f"Two threads of rank {RANK} run AllReduce" in str(error), error
             else:
                 raise AssertionError("no error")
             both.wait(60)
-            assert meets.result()[1].tolist() == want[0]
+            assert meets.result()[1].tolist() == [SIZE, sum(range(SIZE))]
 
 
 @check

@@ -367,13 +367,14 @@ def test_no_model_is_published_without_what_a_link_or_its_name_keeps_from_it(
     assert not (tmp_path / "dags" / "results").exists()
 
 
-def test_a_link_to_a_folder_of_checkpoints_that_is_published_is_no_reason_to_fail(
-    trained, tmp_path, capsys
+@pytest.mark.parametrize("latest", ["step-7", "step-3"])  # which the script has removed since
+def test_a_link_among_checkpoints_by_which_none_is_missed_is_no_reason_to_fail(
+    trained, tmp_path, capsys, latest
 ):
     dag, context, layout = trained
     (layout.checkpoints / "step-7").mkdir()
     (layout.checkpoints / "step-7" / "weights").write_text("weights")
-    (layout.checkpoints / "latest").symlink_to("step-7")
+    (layout.checkpoints / "latest").symlink_to(latest)
     dag.get_task("upload_results").execute(context)
     assert list((tmp_path / "dags" / "results").glob("road-*/*/checkpoints/step-7/weights"))
     assert "checkpoints/latest' is not published" in capsys.readouterr().out
