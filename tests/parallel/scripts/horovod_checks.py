@@ -699,6 +699,31 @@ def applying(optimizer, variables):
 
 
 @check
+def an_optimizer_of_the_scripts_own_is_built_once() -> None:
+    """Its build() need not ask whether it was called before: Keras asks."""
+
+    class Momentum(keras.optimizers.Optimizer):
+        def build(self, variables):
+            super().build(variables)
+            self.momenta = [self.add_variable_from_reference(one, "momentum") for one in variables]
+
+        def update_step(self, gradient, variable, learning_rate):
+            momentum = self.momenta[self._get_variable_index(variable)]
+            momentum.assign(0.5 * momentum + gradient)
+            variable.assign_sub(learning_rate * momentum)
+
+    for graph in (False, True):
+        optimizer = hvd_keras.DistributedOptimizer(Momentum(1.0), backward_passes_per_step=2)
+        weight = keras.Variable([0.0])
+        apply = applying(optimizer, [weight])
+        apply = tf.function(apply) if graph else apply
+        for _ in range(6):
+            apply([tf.constant([(RANK + 1.0) / 2])])
+        assert np.allclose(weight.numpy(), -4.25 * MEAN), (graph, weight.numpy())
+        assert len(optimizer.variables) == 3, (graph, optimizer.variables)
+
+
+@check
 def averages_of_weights_begin_at_the_first_update() -> None:
     """Passes before it have counted, too; Keras 3 would begin at 0 then."""
 

@@ -36,6 +36,8 @@ def _is_keras_2(optimizer: Any) -> bool:
 
 def make_variables(optimizer: Any, variables: Sequence[Any]) -> None:
     """Gives an optimizer its own variables before its first step, if it can have them."""
+    if getattr(optimizer, "built", False) is True:  # Keras 3: build() need not ask
+        return
     names = ("build", "_create_all_weights")  # of Keras 2's older optimizers
     of_optimizer = (getattr(optimizer, name, None) for name in names)
     if (build := next(filter(None, of_optimizer), None)) is not None:
