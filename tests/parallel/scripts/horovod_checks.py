@@ -184,6 +184,13 @@ def the_others_and_their_gradients() -> None:
 
 
 @check
+def variables_of_keras_are_assigned_what_is_broadcast() -> None:
+    variables = [keras.Variable([float(RANK)]), tf.Variable(RANK)]
+    values = hvd.broadcast_(variables, 1)
+    assert [np.ravel(one.numpy())[0] for one in (*variables, *values)] == [1.0] * 4
+
+
+@check
 def reductions_exchanges_and_scatters_with_horovods_gradients() -> None:
     values = np.array([[rank, 9 - rank, 3] for rank in range(SIZE)], np.uint8)
     mine = values[RANK]
