@@ -538,6 +538,21 @@ def keras_trains_one_model_with_every_callback() -> None:
     assert np.isclose(variable, -float(again.learning_rate.numpy()) * MEAN)
 
 
+@check
+def one_variable_may_stay_as_it_is_while_others_are_broadcast() -> None:
+    for inner in (False, True):
+        model = model_of(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+        own = model.layers[0].kernel
+        own.assign(tf.fill(own.shape, float(RANK)))
+        callback = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(
+            0, local_variables=own.value if inner else own
+        )
+        callback.set_model(model)
+        callback.on_batch_end(0)
+        kept, *others = model.get_weights()
+        assert (kept == RANK).all() and alike(others)
+
+
 def best_is_saved_whole(model: keras.Model, path: str) -> None:
     assert os.listdir(os.path.dirname(path)) == ["model-best.keras"]
     whole, save = Path(path).read_bytes(), model.save
