@@ -644,6 +644,29 @@ def models_with_the_layer_of_all_moments_load_in_a_rank() -> None:
 
 
 @check
+def models_with_a_registered_optimizer_load_anywhere() -> None:
+    kinds = [keras]
+    if importlib.util.find_spec("tf_keras") is not None:  # pip install -r requirements/legacy.txt
+        import tf_keras
+
+        kinds.append(tf_keras)
+    for kind in kinds:
+
+        @kind.saving.register_keras_serializable("script")
+        class Slow(kind.optimizers.SGD):
+            pass
+
+        optimizer = hvd_keras.DistributedOptimizer(Slow(0.1))
+        model = kind.Sequential([kind.Input([4]), kind.layers.Dense(1)])
+        model.compile(optimizer, kind.losses.MeanSquaredError())
+        model.train_on_batch(*rows())
+        for end in ("keras", "h5"):
+            path = f"{tempfile.mkdtemp()}/model.{end}"
+            model.save(path)
+            assert type(kind.models.load_model(path).optimizer) is Slow, (kind, end)
+
+
+@check
 def the_end_of_the_warm_up_is_said_on_rank_0() -> None:
     model = model_of(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
     warm_up = hvd_keras.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2, verbose=1)
