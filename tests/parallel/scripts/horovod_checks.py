@@ -667,6 +667,17 @@ def models_with_a_registered_optimizer_load_anywhere() -> None:
 
 
 @check
+def a_model_without_an_optimizer_is_loaded_as_it_is() -> None:
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+    path = f"{tempfile.mkdtemp()}/model.keras"
+    model.save(path)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        loaded = hvd_keras.load_model(path)
+    assert np.array_equal(loaded.predict(rows()[0], verbose=0), model.predict(rows()[0], verbose=0))
+    assert ("saved without its optimizer. To train" in said.getvalue()) == (RANK == 0)
+
+
+@check
 def the_end_of_the_warm_up_is_said_on_rank_0() -> None:
     model = model_of(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
     warm_up = hvd_keras.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2, verbose=1)
