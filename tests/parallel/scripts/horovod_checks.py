@@ -1086,6 +1086,28 @@ def loss_scaling_of_keras_2_reduces_once() -> None:
 
 
 @check
+def variables_stay_local_within_loss_scaling() -> None:
+    scaled = [(keras, keras.optimizers.LossScaleOptimizer, keras.optimizers.SGD)]
+    if importlib.util.find_spec("tf_keras") is not None:  # pip install -r requirements/legacy.txt
+        import tf_keras
+
+        kinds = (tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD)
+        scaled += [(tf_keras, tf_keras.mixed_precision.LossScaleOptimizer, one) for one in kinds]
+    for kind, around, within in scaled:
+        layer = kind.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        layer.build([1, 1])
+        optimizer = hvd_keras.PartialDistributedOptimizer(
+            around(within(1.0), initial_scale=1.0), local_layers=layer
+        )
+        variables = [tf.Variable([[0.0]]), layer.kernel]
+        gradients = [tf.constant([[RANK + 1.0]])] * 2
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        shared, local = (float(one.numpy()[0, 0]) for one in variables)
+        assert np.isclose(shared, -MEAN), (within, shared)
+        assert np.isclose(local, -(RANK + 1.0) / SIZE), (within, local)
+
+
+@check
 def optimizers_and_hooks_of_tensorflow_1() -> None:
     with tf.Graph().as_default():
         v1.set_random_seed(RANK)

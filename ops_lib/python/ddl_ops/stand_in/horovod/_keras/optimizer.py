@@ -113,7 +113,8 @@ def _distributed(optimizer: Any, reduction: Reduction, passes: int, average_pass
             "would be averaged twice."
         )
     if hasattr(optimizer, "inner_optimizer"):
-        _distributed(optimizer.inner_optimizer, reduction, passes, average_passes)
+        inner = _distributed(optimizer.inner_optimizer, reduction, passes, average_passes)
+        optimizer.register_local_var = inner.register_local_var
         return optimizer
     mixin: type = _Keras3
     if _is_keras_2(optimizer):
