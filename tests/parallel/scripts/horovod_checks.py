@@ -184,6 +184,13 @@ def the_others_and_their_gradients() -> None:
 
 
 @check
+def variables_of_keras_are_assigned_what_is_broadcast() -> None:
+    variables = [keras.Variable([float(RANK)]), tf.Variable(RANK)]
+    values = hvd.broadcast_(variables, 1)
+    assert [np.ravel(one.numpy())[0] for one in (*variables, *values)] == [1.0] * 4
+
+
+@check
 def reductions_exchanges_and_scatters_with_horovods_gradients() -> None:
     values = np.array([[rank, 9 - rank, 3] for rank in range(SIZE)], np.uint8)
     mine = values[RANK]
@@ -535,6 +542,21 @@ def keras_trains_one_model_with_every_callback() -> None:
     assert np.isclose(variable, -float(again.learning_rate.numpy()) * MEAN)
 
 
+@check
+def one_variable_may_stay_as_it_is_while_others_are_broadcast() -> None:
+    for inner in (False, True):
+        model = model_of(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+        own = model.layers[0].kernel
+        own.assign(tf.fill(own.shape, float(RANK)))
+        callback = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(
+            0, local_variables=own.value if inner else own
+        )
+        callback.set_model(model)
+        callback.on_batch_end(0)
+        kept, *others = model.get_weights()
+        assert (kept == RANK).all() and alike(others)
+
+
 def best_is_saved_whole(model: keras.Model, path: str) -> None:
     assert os.listdir(os.path.dirname(path)) == ["model-best.keras"]
     whole, save = Path(path).read_bytes(), model.save
@@ -626,6 +648,40 @@ def models_with_the_layer_of_all_moments_load_in_a_rank() -> None:
 
 
 @check
+def models_with_a_registered_optimizer_load_anywhere() -> None:
+    kinds = [keras]
+    if importlib.util.find_spec("tf_keras") is not None:  # pip install -r requirements/legacy.txt
+        import tf_keras
+
+        kinds.append(tf_keras)
+    for kind in kinds:
+
+        @kind.saving.register_keras_serializable("script")
+        class Slow(kind.optimizers.SGD):
+            pass
+
+        optimizer = hvd_keras.DistributedOptimizer(Slow(0.1))
+        model = kind.Sequential([kind.Input([4]), kind.layers.Dense(1)])
+        model.compile(optimizer, kind.losses.MeanSquaredError())
+        model.train_on_batch(*rows())
+        for end in ("keras", "h5"):
+            path = f"{tempfile.mkdtemp()}/model.{end}"
+            model.save(path)
+            assert type(kind.models.load_model(path).optimizer) is Slow, (kind, end)
+
+
+@check
+def a_model_without_an_optimizer_is_loaded_as_it_is() -> None:
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+    path = f"{tempfile.mkdtemp()}/model.keras"
+    model.save(path)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        loaded = hvd_keras.load_model(path)
+    assert np.array_equal(loaded.predict(rows()[0], verbose=0), model.predict(rows()[0], verbose=0))
+    assert ("saved without its optimizer. To train" in said.getvalue()) == (RANK == 0)
+
+
+@check
 def the_end_of_the_warm_up_is_said_on_rank_0() -> None:
     model = model_of(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
     warm_up = hvd_keras.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2, verbose=1)
@@ -700,6 +756,31 @@ def passes_of_other_variables_are_not_added_up_with_them() -> None:
 
 def applying(optimizer, variables):
     return lambda gradients: optimizer.apply(gradients, variables)
+
+
+@check
+def an_optimizer_of_the_scripts_own_is_built_once() -> None:
+    """Its build() need not ask whether it was called before: Keras asks."""
+
+    class Momentum(keras.optimizers.Optimizer):
+        def build(self, variables):
+            super().build(variables)
+            self.momenta = [self.add_variable_from_reference(one, "momentum") for one in variables]
+
+        def update_step(self, gradient, variable, learning_rate):
+            momentum = self.momenta[self._get_variable_index(variable)]
+            momentum.assign(0.5 * momentum + gradient)
+            variable.assign_sub(learning_rate * momentum)
+
+    for graph in (False, True):
+        optimizer = hvd_keras.DistributedOptimizer(Momentum(1.0), backward_passes_per_step=2)
+        weight = keras.Variable([0.0])
+        apply = applying(optimizer, [weight])
+        apply = tf.function(apply) if graph else apply
+        for _ in range(6):
+            apply([tf.constant([(RANK + 1.0) / 2])])
+        assert np.allclose(weight.numpy(), -4.25 * MEAN), (graph, weight.numpy())
+        assert len(optimizer.variables) == 3, (graph, optimizer.variables)
 
 
 @check
@@ -1019,6 +1100,28 @@ def loss_scaling_of_keras_2_reduces_once() -> None:
             assert "backward_passes_per_step" in said and "mixed_bfloat16" in said
     finally:
         tf_keras.mixed_precision.set_global_policy("float32")
+
+
+@check
+def variables_stay_local_within_loss_scaling() -> None:
+    scaled = [(keras, keras.optimizers.LossScaleOptimizer, keras.optimizers.SGD)]
+    if importlib.util.find_spec("tf_keras") is not None:  # pip install -r requirements/legacy.txt
+        import tf_keras
+
+        kinds = (tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD)
+        scaled += [(tf_keras, tf_keras.mixed_precision.LossScaleOptimizer, one) for one in kinds]
+    for kind, around, within in scaled:
+        layer = kind.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        layer.build([1, 1])
+        optimizer = hvd_keras.PartialDistributedOptimizer(
+            around(within(1.0), initial_scale=1.0), local_layers=layer
+        )
+        variables = [tf.Variable([[0.0]]), layer.kernel]
+        gradients = [tf.constant([[RANK + 1.0]])] * 2
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        shared, local = (float(one.numpy()[0, 0]) for one in variables)
+        assert np.isclose(shared, -MEAN), (within, shared)
+        assert np.isclose(local, -(RANK + 1.0) / SIZE), (within, local)
 
 
 @check

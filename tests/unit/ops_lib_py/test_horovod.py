@@ -196,12 +196,23 @@ def test_horovodrun_takes_every_network_interface_and_flag_of_log_lines():
     )
 
 
+@pytest.mark.parametrize(("flag", "disabled"), [("--no-stall-check", "1"), ("--stall-check", "")])
+def test_horovodrun_lets_ranks_wait_for_ever(flag: str, disabled: str):
+    script = (
+        f"import os, sys; sys.argv[1:] = ['-np', '2', {flag!r}, 'true']\n"
+        "from horovod.runner import launch; launch._ddl_run = lambda words: 0\n"
+        "launch.main(sys.argv[1:]); print(os.environ.get('HOROVOD_STALL_CHECK_DISABLE', ''))"
+    )
+    done = ended(script, STAND_IN)
+    assert (done.stdout, done.stderr) == (f"{disabled}\n", "")
+
+
 def test_horovodrun_takes_a_configuration_file(tmp_path: Path):
     from_file = (
         "import sys; from horovod.runner import launch\n"
         "launch._ddl_run = lambda words: print(*words)\n"
         "import os; launch.main(sys.argv[1:]); print(os.environ['HOROVOD_FUSION_THRESHOLD'],"
-        " os.environ.get('HOROVOD_LOG_LEVEL'))"
+        " os.environ.get('HOROVOD_LOG_LEVEL'), os.environ.get('HOROVOD_STALL_CHECK_DISABLE'))"
     )
     file = tmp_path / "settings.yaml"
     file.write_text(
@@ -210,12 +221,14 @@ def test_horovodrun_takes_a_configuration_file(tmp_path: Path):
     )
     words = ["-np", "2", "--config-file", str(file), "--log-level", "debug", "true"]
     done = ended(f"import sys; sys.argv[1:] = {words!r}\n{from_file}", STAND_IN)
-    assert done.stdout == "--np 2 --timeline t.json -- true\n2097152 debug\n", done.stderr
+    assert done.stdout == "--np 2 --timeline t.json -- true\n2097152 debug 1\n", done.stderr
     assert done.stderr == (
         "horovodrun: controller of --config-file has no effect here\n"
         "horovodrun: params.cycle_time_ms of --config-file has no effect here\n"
-        "horovodrun: stall_check.enabled of --config-file has no effect here\n"
     )
+    words.insert(0, "--stall-check")
+    done = ended(f"import sys; sys.argv[1:] = {words!r}\n{from_file}", STAND_IN)
+    assert done.stdout.endswith(" debug None\n"), done
     for text, said in (
         ("- a", "it has no sections"),
         ("a: [", "it is no YAML"),
@@ -224,7 +237,7 @@ def test_horovodrun_takes_a_configuration_file(tmp_path: Path):
         file.write_text(text)
         done = ended(f"import sys; sys.argv[1:] = {words!r}\n{from_file}", STAND_IN)
         assert done.returncode == 2 and said in done.stderr
-    words[3] = str(tmp_path / "none")
+    words[4] = str(tmp_path / "none")
     done = ended(f"import sys; sys.argv[1:] = {words!r}\n{from_file}", STAND_IN)
     assert done.returncode == 2 and "No such file" in done.stderr
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -42,21 +42,23 @@ class BroadcastGlobalVariables:
 
     model: Any
 
-    def __init__(
-        self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None
-    ) -> None:
+    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         """Takes the values of rank `root_rank`.
 
         Args:
             root_rank: whose.
             device: has no effect.
-            local_variables: that stay as they are.
+            local_variables: one or several, that stay as they are.
         """
         super().__init__()
         del device
         self.root_rank = root_rank
         self.broadcast_done = False
-        self._local = keys_of(local_variables or [])
+        if local_variables is None:
+            local_variables = []
+        elif not isinstance(local_variables, (list, tuple, set)):
+            local_variables = [local_variables]
+        self._local = keys_of(local_variables)
         setattr(self, BROADCASTS, True)
 
     def register_local_var(self, var: Any) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
+
+from ddl_ops.environment import PLACEMENT
 
 from horovod._keras.optimizer import distribute
 from horovod.tensorflow.compression import Compression
@@ -30,7 +33,7 @@ def load_model_of(keras: Any) -> Callable[..., Any]:
             compression: see DistributedOptimizer.
             legacy_opts: has no effect: the model says which they are.
 
-        Raises ValueError if it was saved without one.
+        One that was saved without an optimizer comes as it is, and rank 0 says so.
         """
         del legacy_opts
         known: dict[str, Any] = {SyncBatchNormalization.__name__: SyncBatchNormalization}
@@ -39,11 +42,14 @@ def load_model_of(keras: Any) -> Callable[..., Any]:
         model = keras.models.load_model(filepath, custom_objects=known)
         optimizer = getattr(model, "optimizer", None)
         if optimizer is None:
-            raise ValueError(
-                f"{filepath}: the model was saved without its optimizer. Load it with "
-                "keras.models.load_model, and compile it with hvd.DistributedOptimizer(...)."
-            )
-        if not hasattr(optimizer, "_hvd"):
+            if PLACEMENT.rank == 0:
+                print(
+                    f"ddl: rank 0: {filepath}: the model was saved without its optimizer. To train "
+                    "it, compile it with hvd.DistributedOptimizer(...).",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        elif not hasattr(optimizer, "_hvd"):
             distribute(optimizer, Reduction(name="DistributedOptimizer", compression=compression))
         return model
 

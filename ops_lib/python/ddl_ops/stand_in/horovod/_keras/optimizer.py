@@ -36,6 +36,8 @@ def _is_keras_2(optimizer: Any) -> bool:
 
 def make_variables(optimizer: Any, variables: Sequence[Any]) -> None:
     """Gives an optimizer its own variables before its first step, if it can have them."""
+    if getattr(optimizer, "built", False) is True:  # Keras 3: build() need not ask
+        return
     names = ("build", "_create_all_weights")  # of Keras 2's older optimizers
     of_optimizer = (getattr(optimizer, name, None) for name in names)
     if (build := next(filter(None, of_optimizer), None)) is not None:
@@ -111,7 +113,8 @@ def _distributed(optimizer: Any, reduction: Reduction, passes: int, average_pass
             "would be averaged twice."
         )
     if hasattr(optimizer, "inner_optimizer"):
-        _distributed(optimizer.inner_optimizer, reduction, passes, average_passes)
+        inner = _distributed(optimizer.inner_optimizer, reduction, passes, average_passes)
+        optimizer.register_local_var = inner.register_local_var
         return optimizer
     mixin: type = _Keras3
     if _is_keras_2(optimizer):
@@ -137,6 +140,13 @@ def _class_below(kind: type, mixin: type, how: tuple[Any, ...]) -> type:
     exported = path.startswith("keras.src.") and getattr(keras.optimizers, kind.__name__, None)
     below.__module__ = "keras.optimizers" if exported is kind else path
     below.__doc__ = kind.__doc__
+    # Saved under the name that the script has registered, which goes on to load the script's class.
+    saving = (sys.modules["tf_keras"] if mixin is _Keras2 else keras).saving
+    if (registered := saving.get_registered_name(kind)) != kind.__name__:
+        loaded = saving.get_custom_objects()
+        before = loaded.get(registered, kind)
+        saving.register_keras_serializable(*registered.split(">", 1))(below)
+        loaded[registered] = before
     return below
 
 

@@ -30,7 +30,7 @@ _SWITCHES = """
     --no-hierarchical-allreduce --hierarchical-allgather --no-hierarchical-allgather
     --torus-allreduce --no-torus-allreduce --autotune --no-autotune --timeline-mark-cycles
     --no-timeline-mark-cycles --mpi-threads-disable --no-mpi-threads-disable
-    --no-stall-check --stall-check --log-with-timestamp --log-without-timestamp
+    --log-with-timestamp --log-without-timestamp
     --log-hide-timestamp --no-log-hide-timestamp --prefix-output-with-timestamp -prefix-timestamp
     --verbose
 """.split()
@@ -46,13 +46,14 @@ _ELASTIC = (
 _TAKEN = {
     ("params", "fusion_threshold_mb"): ("fusion_threshold_mb", float),
     ("timeline", "filename"): ("timeline_filename", str),
+    ("stall_check", "enabled"): ("stall_check", bool),
     ("stall_check", "shutdown_time_seconds"): ("stall_check_shutdown_time_seconds", int),
     ("logging", "level"): ("log_level", str),
 }
 # These ask for what happens anyway.
 _GRANTED = frozenset(
     """
-    --mpi --verbose --disable-cache --stall-check --log-without-timestamp --log-hide-timestamp
+    --mpi --verbose --disable-cache --log-without-timestamp --log-hide-timestamp
     """.split()
 )
 
@@ -198,6 +199,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--stall-check-shutdown-time-seconds", type=int, metavar="S", help=argparse.SUPPRESS
     )
+    parser.add_argument(
+        "--stall-check", action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS
+    )
     parser.add_argument("--log-level", metavar="LEVEL", help="TRACE to FATAL")
     parser.set_defaults(idle=None)
     for flag in _WITH_VALUE:
@@ -249,6 +253,8 @@ def _set(environ: MutableMapping[str, str], options: argparse.Namespace) -> None
         environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = str(
             options.stall_check_shutdown_time_seconds
         )
+    if options.stall_check is False:
+        environ["HOROVOD_STALL_CHECK_DISABLE"] = "1"
     if options.log_level:
         environ["HOROVOD_LOG_LEVEL"] = options.log_level
 

@@ -39,18 +39,11 @@ def broadcast_variables(
     Returns an op, None in eager code.
     """
     del inplace
-    inner = [_tensorflow_variable(variable) for variable in variables]
-    values = broadcast_(inner, root_rank, process_set=process_set)
+    values = broadcast_(variables, root_rank, process_set=process_set)
     if not tf.executing_eagerly():
         return tf.group(*values)
     mark_equal(variables)
     return None
-
-
-def _tensorflow_variable(variable: Any) -> Any:
-    """That of a Keras 3 variable; another as it is."""
-    value = getattr(variable, "value", None)
-    return variable if value is None or callable(value) else value
 
 
 def _session_of(session: Any) -> Any:

@@ -55,6 +55,7 @@ from horovod.common.process_sets import (
     set_of,
 )
 from horovod.common.util import num_rank_is_power_2
+from horovod.tensorflow.util import tensorflow_variable
 
 autograph.leave_alone("horovod")
 
@@ -327,6 +328,7 @@ def broadcast_(
 ) -> list[tf.Tensor]:
     """Assigns rank `root_rank`'s values to variables, and returns the values, in order."""
     group = number_of(process_set)
+    variables = [tensorflow_variable(variable) for variable in variables]
     if _alone():
         return [tf.identity(variable) for variable in variables]
     return collectives.bcast_variables(variables, name, root_rank, _MISMATCH, group)

@@ -32,10 +32,15 @@ def refs_to_vars(refs: Any) -> Any:
     return refs.deref() if hasattr(refs, "deref") else refs
 
 
+def tensorflow_variable(variable: Any) -> Any:
+    """That of a Keras 3 variable; another as it is."""
+    value = getattr(variable, "value", None)
+    return variable if value is None or callable(value) else value
+
+
 def key_of(variable: Any) -> Any:
     """What tells a variable from another: Keras 3 may give a variable, or the one within it."""
-    value = getattr(variable, "value", None)
-    inner = variable if value is None or callable(value) else value
+    inner = tensorflow_variable(variable)
     return inner.ref() if hasattr(inner, "ref") else id(inner)
 
 
