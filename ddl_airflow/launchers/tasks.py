@@ -43,6 +43,8 @@ _OF_A_RANK = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "SLURM_PROCID", "DDL_MPIRUN")
 _HOST_LOST = 1
 # Of whose end the others are not told by TensorFlow.
 _NEEDED = (PARAMETER_SERVER, "chief", "master")
+# So much later than these, others are no longer about to end.
+_TELLS_S = 5.0
 
 
 def argv(cluster: Cluster, command: Sequence[str], python: str = "") -> list[str]:
@@ -94,6 +96,7 @@ class Tasks:
         self._tasks = dict(enumerate(cluster.tasks))
         self._command = list(command)
         self._running: dict[int, Task] = {}
+        self._gone: list[Task] = []  # before the others, of those that these may need
         self._ending = False
         self._released = False
         self._code = 0
@@ -108,7 +111,7 @@ class Tasks:
             signal.signal(number, lambda signum, _frame: self._end(128 + signum))
         for number in (signal.SIGUSR1, signal.SIGURG):
             signal.signal(number, lambda signum, _frame: self._pass_on(signum))
-        signal.signal(signal.SIGALRM, lambda *_: self._send(signal.SIGKILL))
+        signal.signal(signal.SIGALRM, lambda *_: self._time_is_up())
         held = reserve(len(self._tasks))
         try:
             self._start(self._addresses([one.getsockname()[1] for one in held]))
@@ -174,18 +177,26 @@ class Tasks:
             if self._only_servers_are_left():
                 self._work_is_done()
             elif task.job in _NEEDED:
-                self._tell_who_goes_on(task)
+                self._gone.append(task)
+                signal.setitimer(signal.ITIMER_REAL, _TELLS_S)
 
-    def _tell_who_goes_on(self, ended: Task) -> None:
-        """Others may wait for it without end, or, as of a master, do what is left."""
+    def _time_is_up(self) -> None:
+        if self._ending:
+            self._send(signal.SIGKILL)
+        elif not self._released:
+            self._tell_who_goes_on()
+
+    def _tell_who_goes_on(self) -> None:
+        """They may wait for those without end; or, as where a master is first, do what is left."""
         others = ", ".join(str(t) for t in self._running.values() if t.job != PARAMETER_SERVER)
-        cure = (
-            "If they wait for it, let it call server.join()."
-            if ended.job == PARAMETER_SERVER
-            else "If they serve, as by server.join(), nobody ends them: let them be parameter "
-            "servers, or end when the work is done."
-        )
-        print(f"{ended} has ended, and {others} not. {cure}", file=sys.stderr, flush=True)
+        for ended in self._gone:
+            cure = (
+                "If they wait for it, let it call server.join()."
+                if ended.job == PARAMETER_SERVER
+                else "If they serve, as by server.join(), nobody ends them: let them be parameter "
+                "servers, or end when the work is done."
+            )
+            print(f"{ended} has ended, and {others} not. {cure}", file=sys.stderr, flush=True)
 
     def _work_is_done(self) -> None:
         self._released = True
