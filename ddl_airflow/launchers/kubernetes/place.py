@@ -26,7 +26,12 @@ from ddl_airflow.launchers.kubernetes.facts import (
     created,
     delay_of,
 )
-from ddl_airflow.launchers.kubernetes.objects import NODES, START_TIMEOUT, worker_name
+from ddl_airflow.launchers.kubernetes.objects import (
+    NODES,
+    START_TIMEOUT,
+    TIME_LIMIT,
+    worker_name,
+)
 from ddl_airflow.launchers.kubernetes.operators import Operator
 
 
@@ -75,6 +80,9 @@ class Place:
             self.note(facts, Verdict(JobState.FAILED, str(cause), not cause.retryable), {})
             return
         change = kept["change"]
+        if limit := annotations_of(job).get(TIME_LIMIT):
+            deadline = max(1, int(time.time() - created(job) + float(limit)))
+            change["spec"]["activeDeadlineSeconds"] = deadline
         said = change.get("metadata", {})
         annotations = {**said.get("annotations", {}), WAITS: None}
         whole = {**change, "metadata": {**said, "annotations": annotations}}

@@ -43,15 +43,17 @@ class OneServer:
         self.objects: dict[str, list[dict]] = {"Job": [], "Pod": [], "Event": []}
         self.refuses: dict[str, Refused] = {}
         self.patched: list[str] = []
+        self.change: dict = {}  # the last one
         self.deleted: list[str] = []
 
     def list(self, _namespace: str, kind: str, **_query: str) -> list[dict]:
         return self.objects[kind]
 
-    def patch(self, _namespace: str, _kind: str, name: str, _change: object) -> None:
+    def patch(self, _namespace: str, _kind: str, name: str, change: dict) -> None:
         if name in self.refuses:
             raise self.refuses[name]
         self.patched.append(name)
+        self.change = change
 
     def delete(self, _namespace: str, _kind: str, name: str, _uid: str) -> None:
         if name in self.refuses:
@@ -195,6 +197,16 @@ def test_a_job_that_cannot_be_begun_at_all_says_so(server, handle_of, said, note
     launcher, handle = KubernetesLauncher(), handle_of("one/train-1")
     launcher.status(handle)
     assert server.patched == [name]  # with why it ended
+
+
+def test_a_job_that_waited_has_its_whole_time_limit_when_it_begins(server, handle_of):
+    """Its deadline counts from the Job's creation, and it may wait for a quota for long."""
+    waits_to_begin(server, **{"ddl-airflow/time-limit-s": "600"})
+    server.objects["Job"][0]["metadata"]["creationTimestamp"] = ago(5000)
+    server.create = lambda *_: {}
+    KubernetesLauncher().status(handle_of("one/train-1"))
+    assert server.change["spec"]["parallelism"] == 1
+    assert 5600 <= server.change["spec"]["activeDeadlineSeconds"] < 5660
 
 
 class Gateway(BaseHTTPRequestHandler):
