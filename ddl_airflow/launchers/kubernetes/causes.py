@@ -149,7 +149,8 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
 
     Args:
         handle: the job's.
-        facts: ``job``, ``pods`` and ``events``, each slim; no job if there is none.
+        facts: ``job``, ``pods`` and ``events``, each slim; no job if there is none. ``held``: why
+            one that has waited for its time could not begin.
         now: when that was so, in unix seconds.
     """
     job, pods = facts["job"], facts["pods"]
@@ -170,7 +171,8 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
     began = seconds(job["metadata"]["creationTimestamp"]) + delay_of(job)
     if WAITS in annotations_of(job):
         until = datetime.fromtimestamp(began, UTC).strftime("%H:%M:%S UTC")
-        return JobStatus(JobState.PENDING, reason=f"is not to start before {until}")
+        held = facts.get("held")
+        return JobStatus(JobState.PENDING, reason=held or f"is not to start before {until}")
     if job["spec"].get("parallelism") == 0:
         never = "was never submitted as a whole: who submitted it was ended meanwhile"
         return JobStatus(JobState.FAILED, reason=f"The job {never}.", permanent=True)

@@ -47,6 +47,7 @@ class Place:
         """Starts a job whose time has come, ends one that cannot go on, removes what it left.
 
         Raises:
+            SubmitFailed: a job whose time has come cannot begin yet.
             LaunchError: the cluster does not answer, or refuses it.
         """
         if due(facts["job"], now):
@@ -61,7 +62,8 @@ class Place:
         """Lets a job start that was to wait. Another process may do so at the same time.
 
         Raises:
-            LaunchError: not now, and at another look.
+            SubmitFailed: not now, and at another look.
+            LaunchError: the cluster does not answer, or refuses the change.
         """
         job = facts["job"]
         about = job["metadata"]

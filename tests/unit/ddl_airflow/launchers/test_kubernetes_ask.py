@@ -176,11 +176,11 @@ def test_a_job_that_cannot_be_begun_for_a_moment_is_begun_later(server, handle_o
     server.create = create
     launcher, handle = KubernetesLauncher(), handle_of("one/train-1")
     for _ in range(2):
-        with pytest.raises(LaunchError, match=refusal.said) as caught:
-            launcher.status(handle)
-        assert caught.value.retryable and not server.patched
+        status = launcher.status(handle)
+        assert status.state is JobState.PENDING and refusal.said in status.reason
+        assert "spec" not in server.change
     launcher.status(handle)
-    assert server.patched == [name]
+    assert server.patched[-1] == name and server.change["spec"] == {"parallelism": 1}
 
 
 @pytest.mark.parametrize(
