@@ -52,6 +52,8 @@ from ddl_airflow.launchers.records import is_consequence, killed_on, ranks_statu
 SILENT, AGAIN = "silent", "again"
 # Written on it while it waits for its time: what is to be done then.
 WAITS = "ddl-airflow/waits"
+# When it could not begin, the last time, in unix seconds: somebody looks at it.
+TRIED = "ddl-airflow/tried"
 
 # Of pod.py.
 _UNUSABLE, _LAUNCHER_LOST = 69, 75
@@ -251,8 +253,10 @@ def abandoned(job: _Object, now: float) -> bool:
     """Whether who submitted a job, or was to let it start, is gone: nothing ends what there is."""
     if is_begun(job) or is_deleted(job):
         return False
-    waits = WAITS in annotations_of(job)
-    return now - created(job) > (delay_of(job) + _LET_START_S if waits else _SUBMITTED_S)
+    if WAITS not in annotations_of(job):
+        return now - created(job) > _SUBMITTED_S
+    tried = float(annotations_of(job).get(TRIED, 0))
+    return now - max(created(job) + delay_of(job), tried) > _LET_START_S
 
 
 def _ended(handle: JobHandle, verdict: Verdict | None, pods: Sequence[_Object]) -> JobStatus:

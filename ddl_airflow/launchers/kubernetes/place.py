@@ -11,6 +11,7 @@ from typing import Any
 from ddl_airflow.core.job import JobHandle, JobState
 from ddl_airflow.launchers.kubernetes.api import Cluster, Refused
 from ddl_airflow.launchers.kubernetes.causes import (
+    TRIED,
     WAITS,
     Verdict,
     dead,
@@ -78,6 +79,8 @@ class Place:
             asked = annotations_of(job).get(START_TIMEOUT, "inf")
             late = time.time() - created(job) - delay_of(job) > float(asked)
             if cause.retryable and not (late and not error.retryable):
+                tried = {"metadata": {"annotations": {TRIED: str(time.time())}}}
+                self.cluster.patch(self.namespace, self.operator.kind, about["name"], tried)
                 raise cause from error  # it is begun at another look
             self.note(facts, Verdict(JobState.FAILED, str(cause), not cause.retryable), {})
             return

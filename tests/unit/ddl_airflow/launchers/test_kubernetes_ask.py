@@ -178,7 +178,8 @@ def test_a_job_that_cannot_be_begun_for_a_moment_is_begun_later(server, handle_o
     for _ in range(2):
         status = launcher.status(handle)
         assert status.state is JobState.PENDING and refusal.said in status.reason
-        assert "spec" not in server.change
+        tried = server.change["metadata"]["annotations"]["ddl-airflow/tried"]
+        assert time.time() - float(tried) < 60.0 and "spec" not in server.change
     launcher.status(handle)
     assert server.patched[-1] == name and server.change["spec"] == {"parallelism": 1}
 
@@ -257,6 +258,10 @@ def test_what_a_killed_submission_left_is_removed_when_others_are_looked_at(serv
     server.objects["Job"][-1]["metadata"]["annotations"] |= notes
     server.job("late/train-1", created=86400.0 + 500.0, parallelism=0)
     server.objects["Job"][-1]["metadata"]["annotations"] |= notes
+    # Another triggerer looks at it, and a quota refuses its pods.
+    server.job("held/train-1", created=2 * 86400.0, parallelism=0)
+    tried = {"ddl-airflow/tried": f"{time.time() - 60.0}"}
+    server.objects["Job"][-1]["metadata"]["annotations"] |= notes | tried
     handles = [handle_of("well/train-1"), handle_of("asked-for/train-1")]
     KubernetesLauncher().ask(handles)
     assert server.deleted == [left, forgotten]
