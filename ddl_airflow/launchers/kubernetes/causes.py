@@ -52,7 +52,7 @@ from ddl_airflow.launchers.records import is_consequence, killed_on, ranks_statu
 SILENT, AGAIN = "silent", "again"
 # Written on it while it waits for its time: what is to be done then.
 WAITS = "ddl-airflow/waits"
-# When it could not begin, the last time, in unix seconds: somebody looks at it.
+# When it could not begin, the last time, and why: a verdict. Somebody looks at it.
 TRIED = "ddl-airflow/tried"
 
 # Of pod.py.
@@ -123,7 +123,7 @@ def slim(one: _Object) -> dict[str, Any]:
         return {"of": of.get("name", ""), **{name: one.get(name) for name in ("reason", "message")}}
     kept = (
         *("name", "uid", "labels", "annotations", "generateName"),
-        *("creationTimestamp", "deletionTimestamp"),
+        *("creationTimestamp", "deletionTimestamp", "resourceVersion"),
     )
     spec = ("nodeName", "hostname", "parallelism", "completions")
     return {
@@ -255,8 +255,8 @@ def abandoned(job: _Object, now: float) -> bool:
         return False
     if WAITS not in annotations_of(job):
         return now - created(job) > _SUBMITTED_S
-    tried = float(annotations_of(job).get(TRIED, 0))
-    return now - max(created(job) + delay_of(job), tried) > _LET_START_S
+    tried = json.loads(annotations_of(job).get(TRIED, "{}")).get("at", 0.0)
+    return bool(now - max(created(job) + delay_of(job), tried) > _LET_START_S)
 
 
 def _ended(handle: JobHandle, verdict: Verdict | None, pods: Sequence[_Object]) -> JobStatus:
