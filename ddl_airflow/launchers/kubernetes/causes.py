@@ -52,6 +52,8 @@ from ddl_airflow.launchers.records import is_consequence, killed_on, ranks_statu
 SILENT, AGAIN = "silent", "again"
 # Written on it while it waits for its time: what is to be done then.
 WAITS = "ddl-airflow/waits"
+# When it could not begin, the last time, and why: a verdict. Somebody looks at it.
+TRIED = "ddl-airflow/tried"
 
 # Of pod.py.
 _UNUSABLE, _LAUNCHER_LOST = 69, 75
@@ -121,7 +123,7 @@ def slim(one: _Object) -> dict[str, Any]:
         return {"of": of.get("name", ""), **{name: one.get(name) for name in ("reason", "message")}}
     kept = (
         *("name", "uid", "labels", "annotations", "generateName"),
-        *("creationTimestamp", "deletionTimestamp"),
+        *("creationTimestamp", "deletionTimestamp", "resourceVersion"),
     )
     spec = ("nodeName", "hostname", "parallelism", "completions")
     return {
@@ -149,7 +151,8 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
 
     Args:
         handle: the job's.
-        facts: ``job``, ``pods`` and ``events``, each slim; no job if there is none.
+        facts: ``job``, ``pods`` and ``events``, each slim; no job if there is none. ``held``: why
+            one that has waited for its time could not begin.
         now: when that was so, in unix seconds.
     """
     job, pods = facts["job"], facts["pods"]
@@ -170,7 +173,8 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
     began = seconds(job["metadata"]["creationTimestamp"]) + delay_of(job)
     if WAITS in annotations_of(job):
         until = datetime.fromtimestamp(began, UTC).strftime("%H:%M:%S UTC")
-        return JobStatus(JobState.PENDING, reason=f"is not to start before {until}")
+        held = facts.get("held")
+        return JobStatus(JobState.PENDING, reason=held or f"is not to start before {until}")
     if job["spec"].get("parallelism") == 0:
         never = "was never submitted as a whole: who submitted it was ended meanwhile"
         return JobStatus(JobState.FAILED, reason=f"The job {never}.", permanent=True)
@@ -249,8 +253,10 @@ def abandoned(job: _Object, now: float) -> bool:
     """Whether who submitted a job, or was to let it start, is gone: nothing ends what there is."""
     if is_begun(job) or is_deleted(job):
         return False
-    waits = WAITS in annotations_of(job)
-    return now - created(job) > (delay_of(job) + _LET_START_S if waits else _SUBMITTED_S)
+    if WAITS not in annotations_of(job):
+        return now - created(job) > _SUBMITTED_S
+    tried = json.loads(annotations_of(job).get(TRIED, "{}")).get("at", 0.0)
+    return bool(now - max(created(job) + delay_of(job), tried) > _LET_START_S)
 
 
 def _ended(handle: JobHandle, verdict: Verdict | None, pods: Sequence[_Object]) -> JobStatus:

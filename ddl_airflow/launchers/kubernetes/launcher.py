@@ -283,6 +283,8 @@ class KubernetesLauncher:
             told[handle] = {"facts": json.dumps(facts), "now": str(now)}
             try:
                 place.look_after(handle, facts, now)
+            except SubmitFailed as error:  # it is begun at another look
+                told[handle] = {"facts": json.dumps({**facts, "held": str(error)}), "now": str(now)}
             except LaunchError as error:
                 # It is gone, or another process was first: the next answer says so.
                 if not isinstance(error, Refused) or error.code not in (404, 409):

@@ -41,6 +41,8 @@ _GROUP_LABEL = "kueue.x-k8s.io/pod-group-name"
 _GROUP_SIZE = "kueue.x-k8s.io/pod-group-total-count"
 START_TIMEOUT = "ddl-airflow/start-timeout-s"
 DELAY = "ddl-airflow/delay-s"
+# Of a Job that is to wait, whose deadline is set when it begins.
+TIME_LIMIT = "ddl-airflow/time-limit-s"
 NODES = "ddl-airflow/nodes"
 GPUS = "nvidia.com/gpu"
 POD_PROGRAM = Path(__file__).with_name("pod.py")
@@ -281,11 +283,13 @@ def _launcher(job: JobSpec, wanted: Wanted, name: str) -> dict[str, Any]:
         "ttlSecondsAfterFinished": int(wanted.keep_finished_s),
         "template": launcher_pod(job, wanted),
     }
-    if wanted.time_limit_s:
-        # It counts from the Job's creation, and an operator's from the end of its suspension.
-        spec["activeDeadlineSeconds"] = max(1, int(wanted.time_limit_s + job.delay_s))
     made = object_of(job, "batch/v1", "Job", name, spec=spec)
     made["metadata"]["annotations"] |= notes(job, wanted)
+    # A deadline counts from the Job's creation, and an operator's from the end of its suspension.
+    if wanted.time_limit_s and job.delay_s:
+        made["metadata"]["annotations"][TIME_LIMIT] = _number(wanted.time_limit_s)
+    elif wanted.time_limit_s:
+        spec["activeDeadlineSeconds"] = max(1, int(wanted.time_limit_s))
     return made
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobState
 from ddl_airflow.launchers.kubernetes.api import Cluster, Refused
 from ddl_airflow.launchers.kubernetes.causes import (
+    TRIED,
     WAITS,
     Verdict,
     dead,
@@ -25,9 +28,22 @@ from ddl_airflow.launchers.kubernetes.facts import (
     annotations_of,
     created,
     delay_of,
+    is_alive,
+    is_deleted,
+    name_in,
+    place_of,
+    workers_of,
 )
-from ddl_airflow.launchers.kubernetes.objects import NODES, START_TIMEOUT, worker_name
+from ddl_airflow.launchers.kubernetes.objects import (
+    NODES,
+    START_TIMEOUT,
+    TIME_LIMIT,
+    worker_name,
+)
 from ddl_airflow.launchers.kubernetes.operators import Operator
+
+# Pods that are made and not kept may have made others go, of lower priority.
+_TRY_AGAIN_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +58,7 @@ class Place:
         """Starts a job whose time has come, ends one that cannot go on, removes what it left.
 
         Raises:
+            SubmitFailed: a job whose time has come cannot begin yet.
             LaunchError: the cluster does not answer, or refuses it.
         """
         if due(facts["job"], now):
@@ -56,36 +73,77 @@ class Place:
         """Lets a job start that was to wait. Another process may do so at the same time.
 
         Raises:
-            LaunchError: not now, and at another look.
+            SubmitFailed: not now, and at another look.
+            LaunchError: the cluster does not answer, or refuses the change.
         """
         job = facts["job"]
         about = job["metadata"]
         kept = json.loads(about["annotations"][WAITS])
+        held = [*workers_of(facts["pods"])]  # of a look that was cut off
+        self._let_go(held)
+        tried = json.loads(annotations_of(job).get(TRIED, "{}"))
+        if time.time() - tried.get("at", 0.0) < _TRY_AGAIN_S:
+            raise SubmitFailed(tried["reason"], retryable=True)
+        there = {name_in(pod) for pod in held}
         try:
             for pod in workers_by(kept["pod"], job) if kept["pod"] else ():
+                if name_in(pod) in there:
+                    continue  # a full quota would refuse it
                 pod["metadata"]["ownerReferences"] = [owner_of(self.operator, about)]
-                self._create(pod)
+                if made := self._create(pod):
+                    held.append(made)
         except Refused as error:
             cause = refused(error, self.namespace, kept["pod"])
             # For room it waits as long as a pod may that is there.
             asked = annotations_of(job).get(START_TIMEOUT, "inf")
             late = time.time() - created(job) - delay_of(job) > float(asked)
-            if cause.retryable and not (late and not error.retryable):
-                raise cause from error  # it is begun at another look
-            self.note(facts, Verdict(JobState.FAILED, str(cause), not cause.retryable), {})
+            again = cause.retryable and not (late and not error.retryable)
+            if again:
+                note = Verdict(JobState.PENDING, str(cause)).dump(time.time())
+                self._patch(about, {"metadata": {"annotations": {TRIED: note}}})
+            else:
+                self.note(facts, Verdict(JobState.FAILED, str(cause), not cause.retryable), {})
+            for left in held:
+                with suppress(LaunchError):  # another look does it
+                    self.delete("Pod", left)
+            if again:
+                raise cause from error
             return
         change = kept["change"]
+        if limit := annotations_of(job).get(TIME_LIMIT):
+            deadline = max(1, int(time.time() - created(job) + float(limit)))
+            change["spec"]["activeDeadlineSeconds"] = deadline
         said = change.get("metadata", {})
         annotations = {**said.get("annotations", {}), WAITS: None}
-        whole = {**change, "metadata": {**said, "annotations": annotations}}
+        self._patch(about, {**change, "metadata": {**said, "annotations": annotations}})
+
+    def _let_go(self, workers: Sequence[Mapping[str, Any]]) -> None:
+        """Waits, from look to look, for workers that have ended: they have the names of new ones.
+
+        Raises:
+            SubmitFailed: there are such.
+        """
+        ended = [pod for pod in workers if is_deleted(pod) or not is_alive(pod)]
+        for pod in ended:
+            self.delete("Pod", pod)
+        if ended:
+            why = f"{place_of(ended[0])} is not gone, whose start was broken off."
+            raise SubmitFailed(why, retryable=True)
+
+    def _patch(self, about: Mapping[str, Any], change: Mapping[str, Any]) -> None:
+        """Changes the job; refused where another process has, since it was looked at."""
+        seen = {**change["metadata"], "resourceVersion": about["resourceVersion"]}
+        whole = {**change, "metadata": seen}
         self.cluster.patch(self.namespace, self.operator.kind, about["name"], whole)
 
-    def _create(self, one: Mapping[str, Any]) -> None:
+    def _create(self, one: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The object; None if it is there."""
         try:
-            self.cluster.create(self.namespace, one)
+            return self.cluster.create(self.namespace, one)
         except Refused as error:
             if error.reason != "AlreadyExists":
                 raise
+            return None
 
     def note(
         self, facts: Mapping[str, Any], verdict: Verdict | None, change: Mapping[str, Any]

@@ -116,10 +116,12 @@ def test_the_objects_ask_for_no_more_than_they_must(golden):
 def test_the_time_limit_begins_when_a_job_may_start():
     """A Job that is not suspended has its time from the beginning, its wait among it."""
     limited = KubernetesLauncher(image="trainer:1", time_limit_s=600.0)
-    for delay_s, deadline in ((0.0, 600), (1800.0, 2400)):
+    for delay_s, deadline in ((0.0, 600), (1800.0, None)):
         said = yaml.safe_load_all(limited.render(replace(SPEC, delay_s=delay_s)).script)
         (job,) = (one for one in said if one["kind"] == "Job")
-        assert job["spec"]["activeDeadlineSeconds"] == deadline
+        assert job["spec"].get("activeDeadlineSeconds") == deadline
+        kept = job["metadata"]["annotations"].get("ddl-airflow/time-limit-s")
+        assert kept == (None if deadline else "600")  # set when it begins
 
 
 def test_kubernetes_finds_no_variables_in_the_words_of_a_command():

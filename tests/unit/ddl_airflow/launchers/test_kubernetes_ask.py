@@ -43,15 +43,17 @@ class OneServer:
         self.objects: dict[str, list[dict]] = {"Job": [], "Pod": [], "Event": []}
         self.refuses: dict[str, Refused] = {}
         self.patched: list[str] = []
+        self.change: dict = {}  # the last one
         self.deleted: list[str] = []
 
     def list(self, _namespace: str, kind: str, **_query: str) -> list[dict]:
         return self.objects[kind]
 
-    def patch(self, _namespace: str, _kind: str, name: str, _change: object) -> None:
+    def patch(self, _namespace: str, _kind: str, name: str, change: dict) -> None:
         if name in self.refuses:
             raise self.refuses[name]
         self.patched.append(name)
+        self.change = change
 
     def delete(self, _namespace: str, _kind: str, name: str, _uid: str) -> None:
         if name in self.refuses:
@@ -63,7 +65,7 @@ class OneServer:
         name = name_of(job_id)
         notes = {JOB_ID: job_id, "ddl-airflow/nodes": "1"}
         about = {"name": name, "uid": "0001-1", "annotations": notes}
-        about["creationTimestamp"] = ago(created)
+        about |= {"creationTimestamp": ago(created), "resourceVersion": "7"}
         one = {"metadata": about, "spec": {"parallelism": 1, **spec}, "status": {}}
         self.objects["Job"].append(one)
         for role, suffix in [("launcher", "x"), ("worker", "worker-0")][: 1 + workers]:
@@ -174,11 +176,12 @@ def test_a_job_that_cannot_be_begun_for_a_moment_is_begun_later(server, handle_o
     server.create = create
     launcher, handle = KubernetesLauncher(), handle_of("one/train-1")
     for _ in range(2):
-        with pytest.raises(LaunchError, match=refusal.said) as caught:
-            launcher.status(handle)
-        assert caught.value.retryable and not server.patched
+        status = launcher.status(handle)
+        assert status.state is JobState.PENDING and refusal.said in status.reason
+        tried = json.loads(server.change["metadata"]["annotations"]["ddl-airflow/tried"])
+        assert time.time() - tried["at"] < 60.0 and "spec" not in server.change
     launcher.status(handle)
-    assert server.patched == [name]
+    assert server.patched[-1] == name and server.change["spec"] == {"parallelism": 1}
 
 
 @pytest.mark.parametrize(
@@ -195,6 +198,106 @@ def test_a_job_that_cannot_be_begun_at_all_says_so(server, handle_of, said, note
     launcher, handle = KubernetesLauncher(), handle_of("one/train-1")
     launcher.status(handle)
     assert server.patched == [name]  # with why it ended
+
+
+@pytest.fixture
+def half_refused(server, monkeypatch) -> list[tuple[str, str]]:
+    """Of a job of two nodes a quota refuses the second; what is deleted, with its uid."""
+    waits_to_begin(server, **{"ddl-airflow/nodes": "2"})
+    deleted: list[tuple[str, str]] = []
+
+    def create(_namespace: str, pod: dict) -> dict:
+        if pod["metadata"]["name"].endswith("-worker-1"):
+            raise Refused(403, "Forbidden", QUOTA)
+        if any(there["metadata"]["name"] == pod["metadata"]["name"] for there in pods):
+            raise Refused(409, "AlreadyExists", "already exists")
+        return {**pod, "metadata": {**pod["metadata"], "uid": "made"}}
+
+    pods = server.objects["Pod"]
+    pods.clear()
+    server.create = create
+    server.delete = lambda _namespace, _kind, name, uid: deleted.append((name, uid))
+    return deleted
+
+
+WORKER = f"{name_of('one/train-1')}-worker-0"
+
+
+def left_worker(server, phase: str = "Running", **about: str) -> None:
+    """As a look that was cut off leaves it."""
+    labels = {JOB_LABEL: name_of("one/train-1"), ROLE_LABEL: "worker"}
+    pod = {"name": WORKER, "uid": "left", "labels": labels, "creationTimestamp": ago(30), **about}
+    server.objects["Pod"].append({"metadata": pod, "spec": {}, "status": {"phase": phase}})
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_job_that_can_begin_only_in_part_holds_nothing(server, handle_of, half_refused, left):
+    if left:
+        left_worker(server)
+    status = KubernetesLauncher().status(handle_of("one/train-1"))
+    assert status.state is JobState.PENDING and "exceeded quota" in status.reason
+    assert half_refused == [(WORKER, "left" if left else "made")]
+
+
+def test_a_job_all_of_whose_workers_are_there_begins_in_a_full_quota(server, handle_of):
+    """A look made them and was cut off. The quota is asked before the name."""
+    waits_to_begin(server)
+    server.objects["Pod"].clear()
+    left_worker(server)
+
+    def create(*_: object) -> None:
+        raise Refused(403, "Forbidden", QUOTA)
+
+    server.create = create
+    KubernetesLauncher().status(handle_of("one/train-1"))
+    assert server.change["spec"] == {"parallelism": 1} and server.deleted == []
+
+
+@pytest.mark.parametrize("since", [50.0, 70.0])
+def test_pods_are_made_in_vain_no_more_than_once_a_minute(server, handle_of, half_refused, since):
+    """Each time they may make others go that are of lower priority."""
+    tried = json.dumps({"at": time.time() - since, "reason": "exceeded quota, as said"})
+    server.objects["Job"][0]["metadata"]["annotations"]["ddl-airflow/tried"] = tried
+    status = KubernetesLauncher().status(handle_of("one/train-1"))
+    assert status.state is JobState.PENDING and "exceeded quota" in status.reason
+    assert len(half_refused) == (since > 60.0)
+
+
+def test_a_job_that_another_process_begins_keeps_its_workers(server, handle_of, half_refused):
+    def patch(_namespace: str, _kind: str, _name: str, change: dict) -> None:
+        assert change["metadata"]["resourceVersion"] == "7"
+        raise Refused(409, "Conflict", "the object has been modified")
+
+    server.patch = patch
+    assert KubernetesLauncher().status(handle_of("one/train-1")).state is JobState.PENDING
+    assert half_refused == []
+
+
+@pytest.mark.parametrize(
+    ("phase", "about"), [("Failed", {}), ("Running", {"deletionTimestamp": ago(0)})]
+)
+def test_a_job_begins_with_no_worker_that_has_ended(server, handle_of, phase, about):
+    waits_to_begin(server)
+    server.objects["Pod"].clear()
+    left_worker(server, phase, **about)
+    status = KubernetesLauncher().status(handle_of("one/train-1"))
+    assert status.state is JobState.PENDING and f"{WORKER} is not gone" in status.reason
+    assert server.deleted == [WORKER] and server.patched == []
+    server.objects["Pod"].clear()
+    server.create = lambda *_: {}
+    KubernetesLauncher().status(handle_of("one/train-1"))
+    assert server.change["spec"] == {"parallelism": 1}
+    assert server.change["metadata"]["resourceVersion"] == "7"
+
+
+def test_a_job_that_waited_has_its_whole_time_limit_when_it_begins(server, handle_of):
+    """Its deadline counts from the Job's creation, and it may wait for a quota for long."""
+    waits_to_begin(server, **{"ddl-airflow/time-limit-s": "600"})
+    server.objects["Job"][0]["metadata"]["creationTimestamp"] = ago(5000)
+    server.create = lambda *_: {}
+    KubernetesLauncher().status(handle_of("one/train-1"))
+    assert server.change["spec"]["parallelism"] == 1
+    assert 5600 <= server.change["spec"]["activeDeadlineSeconds"] < 5660
 
 
 class Gateway(BaseHTTPRequestHandler):
@@ -245,6 +348,10 @@ def test_what_a_killed_submission_left_is_removed_when_others_are_looked_at(serv
     server.objects["Job"][-1]["metadata"]["annotations"] |= notes
     server.job("late/train-1", created=86400.0 + 500.0, parallelism=0)
     server.objects["Job"][-1]["metadata"]["annotations"] |= notes
+    # Another triggerer looks at it, and a quota refuses its pods.
+    server.job("held/train-1", created=2 * 86400.0, parallelism=0)
+    tried = {"ddl-airflow/tried": json.dumps({"at": time.time() - 60.0})}
+    server.objects["Job"][-1]["metadata"]["annotations"] |= notes | tried
     handles = [handle_of("well/train-1"), handle_of("asked-for/train-1")]
     KubernetesLauncher().ask(handles)
     assert server.deleted == [left, forgotten]
