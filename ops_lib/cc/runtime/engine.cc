@@ -1,7 +1,6 @@
 #include "runtime/engine.h"
 
 #include <pthread.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +19,7 @@
 
 #include "comm/mpi_connect.h"
 #include "core/log.h"
+#include "core/thread.h"
 #include "runtime/description.h"
 #include "runtime/gather.h"
 #include "runtime/process_sets.h"
@@ -98,7 +98,7 @@ Status Engine::Start(Topology* topology) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (state_ == State::kIdle) {
     state_ = State::kRunning;
-    thread_ = std::thread([this] { Run(); });
+    thread_ = StartThread("ddl-engine", [this] { Run(); });
     // mpirun reports a rank that ends without MPI_Finalize as a failure.
     if (process_set_ == 0) std::atexit([] { Engine::Get().Leave(); });
   }
@@ -187,9 +187,6 @@ void Engine::Leave() {
 }
 
 void Engine::Run() {
-  // Else the kernel rounds the short sleeps of a waiting rank up by 50 microseconds.
-  prctl(PR_SET_TIMERSLACK, 1000UL);
-  prctl(PR_SET_NAME, "ddl-engine");
   Status opened;
   try {
     opened = Open();
