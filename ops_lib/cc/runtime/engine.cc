@@ -63,10 +63,10 @@ class Completion {
   std::function<void(const Status&)> done_;
 };
 
-// "`what`: `error`"; where there is no memory for that, it is so short that it needs none.
-Status Failure(const char* what, const std::exception& error) {
+// "`what`: `error``advice`"; where there is no memory for that, it is so short that it needs none.
+Status Failure(const char* what, const std::exception& error, const char* advice = "") {
   try {
-    return Status(Code::kInternal, std::string(what) + ": " + error.what());
+    return Status(Code::kInternal, std::string(what) + ": " + error.what() + advice);
   } catch (const std::bad_alloc&) {
     return Status(Code::kInternal, "no memory");
   }
@@ -98,9 +98,17 @@ Status Engine::Start(Topology* topology) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (state_ == State::kIdle) {
     state_ = State::kRunning;
-    thread_ = StartThread("ddl-engine", [this] { Run(); });
-    // mpirun reports a rank that ends without MPI_Finalize as a failure.
-    if (process_set_ == 0) std::atexit([] { Engine::Get().Leave(); });
+    try {
+      thread_ = StartThread("ddl-engine", [this] { Run(); });
+      // mpirun reports a rank that ends without MPI_Finalize as a failure.
+      if (process_set_ == 0) std::atexit([] { Engine::Get().Leave(); });
+    } catch (const std::exception& error) {
+      start_status_ = Failure("ddl could not start a thread", error,
+                              ". Raise the limit of processes (ulimit -u).");
+      state_ = State::kFailed;
+      opened_ = true;
+      changed_.notify_all();
+    }
   }
   changed_.wait(lock, [this] { return opened_; });
   if (start_status_.ok() && state_ != State::kRunning) {

@@ -3,6 +3,7 @@
 #include "runtime/engine.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <future>
@@ -157,6 +158,27 @@ TEST(TheEngineComputesAsByDefaultAndGetsNoSignals) {
     CHECK(status.ok() && smallest == 2, status.message() + std::to_string(smallest));
     CHECK(sigismember(&engine_signals, SIGPROF) == 1, "a profiler interrupts it");
     CHECK(sigismember(&engine_signals, SIGSEGV) == 0, "nothing tells where it crashed");
+    ddl::Engine::Get().Leave();
+  });
+}
+
+TEST(AnEngineWithoutAThreadIsAnError) {
+  RunProcesses(1, [&](ddl::HostGroup& group) {
+    joined = &group;
+    // The limit is not for root.
+    if (geteuid() == 0 && setresuid(65'534, 65'534, 65'534) != 0) return;
+    const rlimit none = {0, 0};
+    setrlimit(RLIMIT_NPROC, &none);
+    for (int i = 0; i < 2; ++i) {
+      ddl::Topology topology;
+      const std::string said = ddl::Engine::Get().Start(&topology).message();
+      CHECK(said.rfind("ddl could not start a thread: ", 0) == 0 &&
+                said.find("Raise the limit of processes (ulimit -u).") != std::string::npos,
+            said);
+    }
+    float value = 1;
+    const ddl::Status status = Sum(&value);
+    CHECK(status.message().rfind("ddl could not start a thread", 0) == 0, status.message());
     ddl::Engine::Get().Leave();
   });
 }
