@@ -2,9 +2,11 @@
 
 #include "core/thread.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 
+#include <cerrno>
 #include <cfenv>
 #include <cstring>
 #include <string>
@@ -12,6 +14,20 @@
 #include "check.h"
 #include "core/worker.h"
 #include "subnormals.h"
+#include "transport/shared_segment.h"
+
+namespace {
+
+// How often a signal, as of a profiler's clock, interrupts the kernel before it reserves memory.
+int interruptions = 0;
+
+}  // namespace
+
+// In place of the C library's.
+extern "C" int posix_fallocate(int file, off_t offset, off_t length) {
+  if (interruptions > 0) return --interruptions, EINTR;
+  return fallocate(file, 0, offset, length) == 0 ? 0 : errno;
+}
 
 namespace {
 
@@ -45,6 +61,14 @@ TEST(AThreadGetsNoSignalsButOfItsFaults) {
   for (int one = 1; one < 32; ++one) {
     CHECK(sigismember(&before, one) == sigismember(&after, one), strsignal(one));
   }
+}
+
+TEST(MemoryIsSharedBesideSignals) {
+  interruptions = 3;
+  ddl::SharedSegment segment;
+  ddl::SharedSegment::Address address;
+  const ddl::Status made = segment.Create(1 << 20, &address);
+  CHECK(made.ok() && interruptions == 0, made.message());
 }
 
 }  // namespace
