@@ -49,6 +49,26 @@ def test_all_ranks_come_to_the_same_end(
             assert rest == ([] if left else [total if code == OK else f"{code} 0"] * 50)
 
 
+@pytest.mark.parametrize("transport", ["shm", "mpi", "hosts"])
+@pytest.mark.parametrize("late", [0, 1])
+def test_ranks_that_stood_still_longer_than_the_limit_go_on(
+    driver: Path, run_command: Callable, late: int, transport: str
+) -> None:
+    """All of them, as in a job that Slurm suspends; the one that is waited for goes on last."""
+    program = [str(driver), f"rank {late} is missing", "all stand still"]
+    if transport == "hosts":
+        environment = {}
+        command = mpirun_command(1, "-x", "DDL_HOSTID=a", *program)
+        command += [":", "-np", "1", "-x", "DDL_HOSTID=b", *program]
+    else:
+        environment = {"DDL_TRANSPORT": transport}
+        command = mpirun_command(2, *program)
+    ended = run_command(command, environment | {"DDL_STALL_TIMEOUT": f"{within(1.5):.2f}"}, 60)
+    assert ended.returncode == 0, ended.output
+    for rank in range(2):
+        assert ended.lines_of(rank) == [f"{OK} 201"] * 51, ended.output
+
+
 @pytest.mark.parametrize("transport", ["shm", "mpi"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_agree_on_an_order_and_remember_it(

@@ -194,7 +194,7 @@ class BarrierRound {
   Status WaitAsleep() {
     std::vector<bool> arrived(group_.size()), before(group_.size());
     int num_arrived = CountArrived(&arrived);
-    Clock::time_point since = Clock::now();  // the last arrival
+    StallClock since_last;  // the last arrival
     WarningSchedule warnings(group_.timeout_s());
     bool cancelled = false;
     while (num_arrived < group_.size()) {
@@ -209,7 +209,7 @@ class BarrierRound {
       const int count = CountArrived(&arrived);
       if (count > num_arrived) {
         num_arrived = count;
-        since = Clock::now();
+        since_last.Restart();
         warnings = WarningSchedule(group_.timeout_s());
       }
       int leaver = 0, active = 0;
@@ -227,10 +227,10 @@ class BarrierRound {
             Name(rank) + " has ended without leaving the group. See its log for the reason."));
       }
       if (!arrival_.IsLimited()) {
-        since = Clock::now();
+        since_last.Restart();
         continue;
       }
-      const double waited_s = std::chrono::duration<double>(Clock::now() - since).count();
+      const double waited_s = since_last.Poll();
       if (waited_s > group_.timeout_s()) {
         const std::string limit = Seconds(group_.timeout_s());
         DDL_RETURN_IF_ERROR(Suspect(

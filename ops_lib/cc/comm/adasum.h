@@ -15,7 +15,8 @@ namespace ddl {
 // Adds gradients of different directions, and averages those of the same. Of two vectors a and b
 //   (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b,
 // and so on, pair by pair: ranks 0 and 1, 2 and 3; then what these have, and so on. A vector of
-// zeros is left out. Each tensor is a vector of its own.
+// zeros is left out. Each tensor is a vector of its own. Its products are of float64: those of
+// float64 numbers overflow from about 1e154 on, and vanish below 1e-154.
 //
 // By vector halving and distance doubling. In step s of log2(N) a rank and its partner, 2^s away,
 // have the same part of two vectors, which 2^s ranks each hold together. They give each other one

@@ -55,7 +55,8 @@ void DisseminationBarrier::Begin() {
   grace_polls_ = 0;
   limited_.assign(group_of_.size(), true);
   announced_ = false;
-  began_ = since_ = Clock::now();
+  began_ = Clock::now();
+  since_last_.Restart();
   warnings_ = WarningSchedule(timeout_s_);
 }
 
@@ -63,7 +64,7 @@ Status DisseminationBarrier::ArriveAndWait(const Arrival& arrival, BarrierResult
                                            BarrierResult* result) {
   DDL_RETURN_IF_ERROR(broken_);
   within_ = within;
-  since_ = Clock::now();
+  since_last_.Restart();
   // MPI may have to be asked more than once before it shows what came while nobody looked.
   for (int look = 0; look < kFirstPolls; ++look) DDL_RETURN_IF_ERROR(Poll());
   summary_ = {};
@@ -101,8 +102,9 @@ Status DisseminationBarrier::Await(int group, const Arrival& arrival, Summary* t
     if (!inbox_[group].empty()) break;
     if (arrival.while_waiting) DDL_RETURN_IF_ERROR(arrival.while_waiting(Arrived()));
     if (arrival.IsCancelled()) DDL_RETURN_IF_ERROR(Cancel());
+    const double waited_s = since_last_.Poll();
     if (std::chrono::duration<double>(Clock::now() - began_).count() > report_after_s_) {
-      DDL_RETURN_IF_ERROR(CheckStall(arrival));
+      DDL_RETURN_IF_ERROR(CheckStall(arrival, waited_s));
     }
     backoff.Pause();
   }
@@ -150,7 +152,7 @@ Status DisseminationBarrier::Poll() {
       std::memcpy(presence.missing.data(), message.data() + 1 + sizeof number,
                   presence.missing.size() * sizeof(int));
     }
-    since_ = Clock::now();
+    since_last_.Restart();
   }
   return broken_;
 }
@@ -189,20 +191,19 @@ bool DisseminationBarrier::IsLimited(const Arrival& arrival) const {
                      [this](int rank) { return limited_[rank]; });
 }
 
-Status DisseminationBarrier::CheckStall(const Arrival& arrival) {
+Status DisseminationBarrier::CheckStall(const Arrival& arrival, double waited_s) {
   if (!announced_) {
     announced_ = true;
     DDL_RETURN_IF_ERROR(SendToOthers(Message(kComplete, &number_, sizeof number_)));
   }
   if (!IsLimited(arrival)) {
-    since_ = Clock::now();
+    since_last_.Restart();
     return Status();
   }
   const std::vector<bool> arrived = Arrived();
   const bool all = std::find(arrived.begin(), arrived.end(), false) == arrived.end();
   // A leader that has reported its arrival, and then nothing.
   const std::string missing = all ? "another host" : Missing(arrived);
-  const double waited_s = std::chrono::duration<double>(Clock::now() - since_).count();
   const std::string title = arrival.title ? arrival.title() : "A collective";
   const std::string limit = Seconds(timeout_s_);
   grace_polls_ = waited_s > timeout_s_ ? grace_polls_ + 1 : 0;

@@ -83,7 +83,7 @@ class DisseminationBarrier {
 
   Status SendToOthers(const std::string& message);
   Status Await(int group, const Arrival& arrival, Summary* theirs);
-  Status CheckStall(const Arrival& arrival);
+  Status CheckStall(const Arrival& arrival, double waited_s);
   std::vector<bool> Arrived() const;
   bool IsLimited(const Arrival& arrival) const;
   Status LeaverError(const Arrival& arrival);
@@ -107,7 +107,8 @@ class DisseminationBarrier {
   std::vector<bool> limited_;       // of each rank of this group, as far as it has told its leader
   uint64_t cancelled_barrier_ = 0;  // the last barrier that a rank has cancelled
   bool announced_ = false;
-  Clock::time_point began_, since_;  // this barrier; the last arrival
+  Clock::time_point began_;  // this barrier
+  StallClock since_last_;    // arrival
   WarningSchedule warnings_;
 };
 

@@ -192,6 +192,7 @@ Status NcclCommunicator::Vote(const Status& mine) {
 
 Status NcclCommunicator::WaitFor(const char* what, CudaEvent event) {
   const Backoff backoff(0);  // the GPU is never there within a look
+  StallClock clock;
   WarningSchedule warnings(timeout_s_);
   while (true) {
     int state = kNcclSuccess;
@@ -202,7 +203,7 @@ Status NcclCommunicator::WaitFor(const char* what, CudaEvent event) {
       const int reached = event == nullptr ? kCudaSuccess : library_.cudaEventQuery(event);
       if (reached != kCudaNotReady) return CheckCuda("cudaEventQuery", reached);
     }
-    const double elapsed = backoff.elapsed_s();
+    const double elapsed = clock.Poll();
     if (elapsed > timeout_s_) {
       return Status(Code::kDeadlineExceeded,
                     std::string(what) + " did not end within " + Seconds(timeout_s_) +

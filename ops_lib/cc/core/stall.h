@@ -2,6 +2,7 @@
 #define DDL_CORE_STALL_H_
 
 #include <algorithm>
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,29 @@ inline constexpr double kLivenessCheckS = 0.05;
 // may have slept through the limit while a message lay ready, and the ranks cannot get back into
 // step once it has given up.
 inline constexpr int kGracePolls = 100;
+
+// How long a rank has waited for others, for the limit at which it gives up. Polled at least every
+// kLivenessCheckS. Time in which this rank stood still itself (SIGSTOP, a paused container) does
+// not count: mostly the others did as well, and go on no sooner.
+class StallClock {
+ public:
+  // Seconds since the start, or since Restart.
+  double Poll() {
+    const Clock::time_point now = Clock::now();
+    waited_ += std::min<Clock::duration>(now - last_, kMostPerPoll);
+    last_ = now;
+    return std::chrono::duration<double>(waited_).count();
+  }
+
+  void Restart() { *this = StallClock(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kMostPerPoll{100};
+
+  Clock::time_point last_ = Clock::now();
+  Clock::duration waited_{0};
+};
 
 // When a wait is worth a warning: after 10 s or half the timeout, then less and less often.
 class WarningSchedule {

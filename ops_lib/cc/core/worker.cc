@@ -1,14 +1,11 @@
 #include "core/worker.h"
 
-#include <pthread.h>
-#include <signal.h>
-#include <sys/prctl.h>
-
 #include <chrono>
 #include <exception>
 #include <utility>
 
 #include "core/backoff.h"
+#include "core/thread.h"
 
 namespace ddl {
 namespace {
@@ -18,24 +15,7 @@ constexpr int kSpins = 300;
 
 }  // namespace
 
-Worker::Worker(const std::string& name) {
-  // The new thread inherits the mask, so that none can reach it before it has its own.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before);
-  try {
-    thread_ = std::thread([this, name] {
-      // Else the kernel rounds its short sleeps up by 50 microseconds.
-      prctl(PR_SET_TIMERSLACK, 1000UL);
-      prctl(PR_SET_NAME, name.c_str());
-      Run();
-    });
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-}
+Worker::Worker(const std::string& name) : thread_(StartThread(name, [this] { Run(); })) {}
 
 Worker::~Worker() {
   {

@@ -14,8 +14,8 @@
 
 namespace ddl {
 
-// A thread that runs the tasks of another one, one after the other, and sleeps between them. It
-// gets no signals, which are for the threads of the script. One thread uses it.
+// A thread (see core/thread.h) that runs the tasks of another one, one after the other, and sleeps
+// between them. One thread uses it.
 //
 // fork copies the memory, not the thread: in a child it does nothing, and must not be destroyed.
 class Worker {

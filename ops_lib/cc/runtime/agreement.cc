@@ -8,7 +8,6 @@
 
 #include "core/log.h"
 #include "core/backoff.h"
-#include "core/stall.h"
 #include "runtime/description.h"
 
 namespace ddl {
@@ -246,8 +245,10 @@ Status Agreement::AgreeAsCoordinator(const Proposal& proposal, const Request* re
   std::vector<int> unanswered(size, 0);
 
   const Backoff backoff;
+  StallClock clock;
   WarningSchedule warnings(timeout_s_);
   double active_since_s = 0, next_ping_s = timeout_s_ / 4;
+  int grace_polls = 0;
   while (true) {
     bool all_answered = true;
     for (int rank = 1; rank < size; ++rank) {
@@ -302,7 +303,7 @@ Status Agreement::AgreeAsCoordinator(const Proposal& proposal, const Request* re
       }
       if (active < 0) {
         active = rank;
-        active_since_s = backoff.elapsed_s();
+        active_since_s = clock.Poll();
         next_ping_s = active_since_s + timeout_s_ / 4;
       }
     }
@@ -316,7 +317,7 @@ Status Agreement::AgreeAsCoordinator(const Proposal& proposal, const Request* re
                      std::to_string(leaver) + "."));
     }
     if (count == size && all_answered) break;
-    const double elapsed_s = backoff.elapsed_s();
+    const double elapsed_s = clock.Poll();
     if (active >= 0) {
       const double waited_s = elapsed_s - active_since_s;
       std::string others;
@@ -335,7 +336,8 @@ Status Agreement::AgreeAsCoordinator(const Proposal& proposal, const Request* re
             SendToAll(kDropped + proposals[0].title() + "\n" + dropped.message()));
         return dropped;
       }
-      if (waited_s > timeout_s_ && TimeoutApplies(proposals, arrived)) {
+      if (waited_s > timeout_s_ && TimeoutApplies(proposals, arrived) &&
+          ++grace_polls > kGracePolls) {
         return FailGroup(
             Status(Code::kDeadlineExceeded,
                    proposals[active].title() + ": " + Missing(arrived) + " did not come within " +
@@ -455,6 +457,7 @@ Status Agreement::AgreeAsParticipant(const Proposal& proposal, const Request* re
   const int64_t number = ++proposed_[communicator_->rank()];
   bool cancelled = false;
   const Backoff backoff;
+  StallClock clock;
   WarningSchedule warnings(timeout_s_);
   const bool has_timeout = proposal.has_request() || proposal.kind == Proposal::Kind::kJoin;
   double answered_s = 0;  // when rank 0 was last known to be alive
@@ -468,7 +471,7 @@ Status Agreement::AgreeAsParticipant(const Proposal& proposal, const Request* re
       cancelled = true;
       DDL_RETURN_IF_ERROR(communicator_->Send(0, kCancelled + std::to_string(number)));
     }
-    const double elapsed_s = backoff.elapsed_s();
+    const double elapsed_s = clock.Poll();
     if (received) {
       DDL_RETURN_IF_ERROR(communicator_->Send(0, std::string(1, kPong)));
       answered_s = elapsed_s;
@@ -538,7 +541,11 @@ Status Agreement::Apply(const std::string& response, const Proposal* proposal, A
 
 Status Agreement::PollWhileMissing() {
   DDL_RETURN_IF_ERROR(broken_);
-  const double waited_s = std::chrono::duration<double>(Clock::now() - synced_at_).count();
+  if (missing_since_ != synced_at_) {
+    missing_since_ = synced_at_;
+    missing_clock_.Restart();
+  }
+  const double waited_s = missing_clock_.Poll();
   if (!reported_ && waited_s > std::min(5.0, timeout_s_ / 4)) {
     reported_ = true;
     DDL_RETURN_IF_ERROR(communicator_->Send(

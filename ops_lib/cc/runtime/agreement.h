@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "core/stall.h"
 #include "core/status.h"
 #include "runtime/cancelled_run.h"
 #include "runtime/request_queue.h"
@@ -141,6 +142,9 @@ class Agreement {
   std::vector<int64_t> proposed_;  // of each rank: how many proposals went to rank 0
   // When all ranks were last known to have arrived, or to be about to.
   Clock::time_point synced_at_;
+  // While this rank lacks the choice: what that was then, and how long this has gone on.
+  Clock::time_point missing_since_;
+  StallClock missing_clock_;
 };
 
 }  // namespace ddl

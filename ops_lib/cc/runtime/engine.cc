@@ -1,7 +1,6 @@
 #include "runtime/engine.h"
 
 #include <pthread.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +19,7 @@
 
 #include "comm/mpi_connect.h"
 #include "core/log.h"
+#include "core/thread.h"
 #include "runtime/description.h"
 #include "runtime/gather.h"
 #include "runtime/process_sets.h"
@@ -63,10 +63,10 @@ class Completion {
   std::function<void(const Status&)> done_;
 };
 
-// "`what`: `error`"; where there is no memory for that, it is so short that it needs none.
-Status Failure(const char* what, const std::exception& error) {
+// "`what`: `error``advice`"; where there is no memory for that, it is so short that it needs none.
+Status Failure(const char* what, const std::exception& error, const char* advice = "") {
   try {
-    return Status(Code::kInternal, std::string(what) + ": " + error.what());
+    return Status(Code::kInternal, std::string(what) + ": " + error.what() + advice);
   } catch (const std::bad_alloc&) {
     return Status(Code::kInternal, "no memory");
   }
@@ -98,9 +98,17 @@ Status Engine::Start(Topology* topology) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (state_ == State::kIdle) {
     state_ = State::kRunning;
-    thread_ = std::thread([this] { Run(); });
-    // mpirun reports a rank that ends without MPI_Finalize as a failure.
-    if (process_set_ == 0) std::atexit([] { Engine::Get().Leave(); });
+    try {
+      thread_ = StartThread("ddl-engine", [this] { Run(); });
+      // mpirun reports a rank that ends without MPI_Finalize as a failure.
+      if (process_set_ == 0) std::atexit([] { Engine::Get().Leave(); });
+    } catch (const std::exception& error) {
+      start_status_ = Failure("ddl could not start a thread", error,
+                              ". Raise the limit of processes (ulimit -u).");
+      state_ = State::kFailed;
+      opened_ = true;
+      changed_.notify_all();
+    }
   }
   changed_.wait(lock, [this] { return opened_; });
   if (start_status_.ok() && state_ != State::kRunning) {
@@ -187,9 +195,6 @@ void Engine::Leave() {
 }
 
 void Engine::Run() {
-  // Else the kernel rounds the short sleeps of a waiting rank up by 50 microseconds.
-  prctl(PR_SET_TIMERSLACK, 1000UL);
-  prctl(PR_SET_NAME, "ddl-engine");
   Status opened;
   try {
     opened = Open();

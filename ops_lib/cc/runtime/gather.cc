@@ -164,9 +164,11 @@ Status AllToAll(Communicator* communicator, const Request& request,
     }
     const auto first = all.begin() + at + 2;
     const std::string splits = List(all, at + 2, size);
-    if (std::any_of(first, first + size, [](int64_t one) { return one < 0; })) {
-      return Status(Code::kInvalidInput,
-                    who + " gave splits " + splits + ". None may be negative.");
+    const int64_t most = all[at];
+    // Else their sum could wrap around to it.
+    if (std::any_of(first, first + size, [most](int64_t one) { return one < 0 || one > most; })) {
+      return Status(Code::kInvalidInput, who + " gave splits " + splits + " of " + its_rows +
+                                             ". None may be negative or more than its rows.");
     }
     if (std::accumulate(first, first + size, int64_t{0}) != all[at]) {
       return Status(Code::kInvalidInput, who + " gave splits " + splits + " of " + its_rows +

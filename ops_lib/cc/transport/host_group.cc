@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <ctime>
 #include <new>
@@ -17,8 +16,6 @@
 
 namespace ddl {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kPage = 4096;
 
@@ -122,7 +119,7 @@ bool HostGroup::HasDied(int rank) {
 }
 
 Status HostGroup::AwaitAsleep(int peer, const std::function<bool()>& ready) {
-  const Clock::time_point start = Clock::now();
+  StallClock clock;
   while (true) {
     Sleep(peer, ready, std::min(kLivenessCheckS, timeout_s_));
     if (ready()) return Status();
@@ -135,8 +132,7 @@ Status HostGroup::AwaitAsleep(int peer, const std::function<bool()>& ready) {
                                                 "log for the reason."),
                    0);
     }
-    const double waited_s = std::chrono::duration<double>(Clock::now() - start).count();
-    if (waited_s > timeout_s_) {
+    if (clock.Poll() > timeout_s_) {
       return Break(Status(Code::kDeadlineExceeded,
                           who + " stopped in the middle of a collective and did not go on within " +
                               Seconds(timeout_s_) + ". Look for what blocks it."),

@@ -112,13 +112,15 @@ Status MpiTransport::Await(const char* what, std::deque<Part>* queue) {
     last = part.last;
     if (part.nbytes == 0) continue;
     const Backoff backoff(kYieldS);
+    StallClock clock;
+    int grace_polls = 0;
     MPI_Status status;
     while (true) {
       int done = 0;
       DDL_RETURN_IF_ERROR(KeepError(MpiStatus(MPI_Test(&part.request, &done, &status), what)));
       if (done) break;
       if (interrupted_.load()) return KeepError(Interrupted());
-      if (backoff.elapsed_s() > timeout_s_) {
+      if (clock.Poll() > timeout_s_ && ++grace_polls > kGracePolls) {
         return KeepError(Status(Code::kDeadlineExceeded,
                                 "rank " + std::to_string(global_ranks_[part.peer]) +
                                     " stopped in the middle of a collective and did not go on "

@@ -38,7 +38,11 @@ Status SharedSegment::Create(int64_t nbytes, Address* address) {
   file_ = memfd_create("ddl", MFD_CLOEXEC);
   if (file_ < 0) return Failure("memfd_create", errno);
   // Reserves the pages: later, too little memory would be a SIGBUS.
-  if (const int error = posix_fallocate(file_, 0, nbytes); error != 0) {
+  int error = 0;
+  do {
+    error = posix_fallocate(file_, 0, nbytes);
+  } while (error == EINTR);
+  if (error != 0) {
     return Failure("cannot reserve " + std::to_string(nbytes) + " bytes", error);
   }
   DDL_RETURN_IF_ERROR(Map(nbytes));

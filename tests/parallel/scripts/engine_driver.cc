@@ -1,7 +1,9 @@
 // The engine without TensorFlow: starts in milliseconds, so that endings whose messages cross on
-// the way can be tried many times. argv: how the job ends, or "soak" or "large" and options
-// (soak.h). Prints "<rank> code sum" for each collective.
+// the way can be tried many times. argv: how the job ends, and something more if all ranks stand
+// still meanwhile, or "soak" or "large" and options (soak.h). Prints "<rank> code sum" for each
+// collective.
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -245,27 +247,52 @@ bool SumCrossed(const ddl::Topology& topology, int step) {
   return true;
 }
 
+// Of limits.py: the test's DDL_STALL_TIMEOUT grows with it.
+useconds_t Microseconds(double seconds) {
+  const char* slowness = std::getenv("TESTS_SLOWNESS");
+  return static_cast<useconds_t>(1e6 * seconds * (slowness ? std::atof(slowness) : 1.0));
+}
+
+// Lets this process stand still for longer than the limit, a while after it has written to what is
+// returned, and the late one for longer. To be called before MPI starts.
+int BeginToStandStill(const char* late) {
+  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  const double limit_s = std::atof(std::getenv("DDL_STALL_TIMEOUT"));
+  int ends[2];
+  if (pipe(ends) != 0 || rank == nullptr) std::abort();
+  const pid_t process = getpid();
+  if (fork() != 0) return ends[1];
+  char begun;
+  if (read(ends[0], &begun, 1) != 1) _exit(1);
+  usleep(Microseconds(0.3));
+  kill(process, SIGSTOP);
+  usleep(static_cast<useconds_t>(1.3e6 * limit_s));
+  if (*rank == *late) usleep(Microseconds(0.5));
+  kill(process, SIGCONT);
+  _exit(0);
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
   if (std::strcmp(arguments[1], "soak") == 0) return Soak(count, arguments);
   if (std::strcmp(arguments[1], "large") == 0) return OneLarge(count, arguments);
   if (std::strcmp(arguments[1], "in vain") == 0) return StartInVain();
+  const char* how = arguments[1];
+  const int still = count > 2 ? BeginToStandStill(how + std::strlen("rank ")) : -1;
   ddl::Topology topology;
   const ddl::Status started = ddl::Engine::Get().Start(&topology);
   if (!started.ok()) {
     std::fprintf(stderr, "%s\n", started.message().c_str());
     return 1;
   }
-  const char* how = arguments[1];
   Total(topology.rank);
+  if (still >= 0 && write(still, "", 1) != 1) return 6;
   if (std::strcmp(how, "large gather") == 0 && !GatherLarge(topology)) return 2;
   if (std::strcmp(how, "no memory") == 0 && !GatherWithoutMemory(topology)) return 3;
   if (std::strcmp(how, "throws") == 0) GatherAndThrow(topology);
   if (std::strcmp(how, "measured") == 0) return Measured(topology) ? 0 : 4;
-  // Of limits.py: the test's DDL_STALL_TIMEOUT grows with it.
-  const char* slowness = std::getenv("TESTS_SLOWNESS");
-  const int late_us = 1'800'000 * (slowness ? std::atof(slowness) : 1.0);
+  const useconds_t late_us = Microseconds(1.8);
   if (std::strcmp(how, "rank 0 is missing") == 0 && topology.rank == 0) usleep(late_us);
   if (std::strcmp(how, "rank 1 is missing") == 0 && topology.rank == 1) usleep(late_us);
   if (std::strcmp(how, "rank 0 leaves") == 0 && topology.rank == 0) return 0;

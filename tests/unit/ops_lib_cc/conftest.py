@@ -50,7 +50,10 @@ PORTABLE = [
     for path in TESTED
     if path.parent.name in ("core", "transport", "algorithms")
     or path.stem
-    in ("main", "vector_test", "pieces_test", "host_barrier_test", "between_hosts_test")
+    in (
+        *("main", "thread_test", "vector_test", "pieces_test", "host_barrier_test"),
+        "between_hosts_test",
+    )
 ]
 
 

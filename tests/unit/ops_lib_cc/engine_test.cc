@@ -2,6 +2,8 @@
 
 #include "runtime/engine.h"
 
+#include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <future>
@@ -12,6 +14,7 @@
 #include "allocations.h"
 #include "comm/mpi_connect.h"
 #include "ranks.h"
+#include "subnormals.h"
 #include "thread_communicator.h"
 
 namespace {
@@ -20,6 +23,7 @@ ddl::HostGroup* joined = nullptr;  // by this rank
 
 // Of the engine's thread: which of its allocations fails, counted from when the test says so.
 thread_local bool is_engine = false;
+sigset_t engine_signals;  // that its thread does not get
 std::atomic<int> allocations_left{0};
 std::atomic<bool> has_failed{false};
 
@@ -45,6 +49,7 @@ bool ddl::MpiSession::HasAbandonedMessages() { return false; }
 ddl::Status ddl::Connect(const Config&, int, const std::vector<int>&,
                          std::unique_ptr<Communicator>* communicator) {
   is_engine = true;
+  pthread_sigmask(SIG_BLOCK, nullptr, &engine_signals);
   *communicator = std::make_unique<Rank>();
   return Status();
 }
@@ -131,6 +136,49 @@ TEST(TwoSessionsThatAskForOneNameAtOnceAreAnErrorOnAllRanks) {
         }
       }
     }
+    ddl::Engine::Get().Leave();
+  });
+}
+
+// As where the op Init runs in a thread of TensorFlow. One element goes through no vector.
+TEST(TheEngineComputesAsByDefaultAndGetsNoSignals) {
+  RunProcesses(2, [&](ddl::HostGroup& group) {
+    FlushSubnormals();
+    StartEngine(&group);
+    uint16_t smallest = 1;
+    std::promise<ddl::Status> ended;
+    ddl::Request request;
+    request.op_name = "AllReduce";
+    request.name = "a";
+    request.dtype = ddl::DType::kFloat16;
+    request.tensors = {{&smallest, &smallest, 1, {1}}};
+    request.done = [&ended](const ddl::Status& status) { ended.set_value(status); };
+    ddl::Engine::Get().Submit(std::move(request));
+    const ddl::Status status = ended.get_future().get();
+    CHECK(status.ok() && smallest == 2, status.message() + std::to_string(smallest));
+    CHECK(sigismember(&engine_signals, SIGPROF) == 1, "a profiler interrupts it");
+    CHECK(sigismember(&engine_signals, SIGSEGV) == 0, "nothing tells where it crashed");
+    ddl::Engine::Get().Leave();
+  });
+}
+
+TEST(AnEngineWithoutAThreadIsAnError) {
+  RunProcesses(1, [&](ddl::HostGroup& group) {
+    joined = &group;
+    // The limit is not for root.
+    if (geteuid() == 0 && setresuid(65'534, 65'534, 65'534) != 0) return;
+    const rlimit none = {0, 0};
+    setrlimit(RLIMIT_NPROC, &none);
+    for (int i = 0; i < 2; ++i) {
+      ddl::Topology topology;
+      const std::string said = ddl::Engine::Get().Start(&topology).message();
+      CHECK(said.rfind("ddl could not start a thread: ", 0) == 0 &&
+                said.find("Raise the limit of processes (ulimit -u).") != std::string::npos,
+            said);
+    }
+    float value = 1;
+    const ddl::Status status = Sum(&value);
+    CHECK(status.message().rfind("ddl could not start a thread", 0) == 0, status.message());
     ddl::Engine::Get().Leave();
   });
 }

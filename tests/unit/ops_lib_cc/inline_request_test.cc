@@ -2,9 +2,12 @@
 
 #include <cstring>
 #include <limits>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "ranks.h"
+#include "runtime/gather.h"
 #include "thread_communicator.h"
 
 namespace {
@@ -153,6 +156,39 @@ TEST(RowsAndSplitsOfAllRanksComeWithTheAgreement) {
     const std::vector<int64_t> many(1'400, 1);  // of three ranks: more than a slot has room for
     Rows wide(Kind::kAllGather, rank, many);
     CHECK(!inlined.Pack(wide.request, &together), "");
+  });
+}
+
+// Splits whose sum wraps around to the number of rows would be read and written.
+TEST(SplitsThatDoNotFitAreAnErrorOnAllRanks) {
+  constexpr int64_t kQuarter = int64_t{1} << 62;  // of all numbers
+  const char kEach[] = "None may be negative or more than its rows.";
+  const char kSum[] = "They must add up to its first dimension.";
+  const std::vector<std::pair<std::vector<int64_t>, std::string>> unfit = {
+      {{kQuarter, kQuarter, kQuarter, kQuarter, 4}, kEach},
+      {{-1, 5, 0, 0, 0}, kEach},
+      {{5, 0, 0, 0, 0}, kEach},
+      {{1, 1, 1, 0, 0}, kSum}};
+  RunThreads(5, [&](ddl::HostGroup& group) {
+    ThreadCommunicator communicator(&group, nullptr, true);
+    for (const auto& [splits, why] : unfit) {
+      Rows rows(Kind::kAllToAll, group.rank(), {4});
+      rows.request.allocate = [](const std::vector<int64_t>&, void**) {
+        return ddl::Status(ddl::Code::kInternal, "they were taken");
+      };
+      std::vector<int64_t> numbers;  // of all ranks
+      for (int rank = 0; rank < group.size(); ++rank) {
+        const std::vector<int64_t> fit = {4, 0, 0, 0, 0}, &given = rank == 3 ? splits : fit;
+        numbers.insert(numbers.end(), {4, group.size()});
+        numbers.insert(numbers.end(), given.begin(), given.end());
+      }
+      int64_t nbytes = 0;
+      const ddl::Status status = ddl::AllToAll(&communicator, rows.request, &numbers, &nbytes);
+      CHECK(status.code() == ddl::Code::kInvalidInput &&
+                status.message().find("rank 3 gave splits [") != std::string::npos &&
+                status.message().find(" of 4 rows. " + why) != std::string::npos,
+            status.message());
+    }
   });
 }
 
