@@ -189,7 +189,8 @@ class Tasks:
     def _tell_who_goes_on(self) -> None:
         """They may wait for those without end; or, as where a master is first, do what is left."""
         others = ", ".join(str(t) for t in self._running.values() if t.job != PARAMETER_SERVER)
-        for ended in self._gone:
+        gone, self._gone = self._gone, []
+        for ended in gone:
             cure = (
                 "If they wait for it, let it call server.join()."
                 if ended.job == PARAMETER_SERVER
@@ -206,10 +207,10 @@ class Tasks:
         return all(task.job == PARAMETER_SERVER for task in self._running.values())
 
     def _end(self, code: int) -> None:
+        signal.setitimer(signal.ITIMER_REAL, _GRACE_S)  # first: one that runs would kill now
         self._code = self._code or code
         self._ending = True
         self._send(signal.SIGTERM)
-        signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
 
     def _send(self, number: int) -> None:
         self._pass_on(number)

@@ -419,9 +419,9 @@ def _misses(key: str, target: Path, top: Path) -> bool:
 
     if key == "model" or key.startswith("model/"):
         return True
-    # What is in a folder of the training's own is published under that folder's name.
-    elsewhere = not target.is_relative_to(top) and os.path.isdir(target)
-    return is_checkpoint(key) and (elsewhere or os.path.isfile(target))
+    # What is in a folder of the training's own is published under that folder's name. A link to
+    # nothing there misses nothing; what is elsewhere may be there for whoever wrote the link.
+    return is_checkpoint(key) and (not target.is_relative_to(top) or os.path.isfile(target))
 
 
 def _belongs(path: Path, top: Path) -> bool:

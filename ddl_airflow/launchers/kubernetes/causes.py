@@ -22,6 +22,7 @@ from ddl_airflow.launchers.kubernetes.facts import (
     ENDED_BECAUSE,
     SETTLE_S,
     annotations_of,
+    began_at,
     condition_of,
     created,
     delay_of,
@@ -170,7 +171,7 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
         if _is_ending(facts, now):
             return JobStatus(JobState.RUNNING, reason="is ending")
         return _ended(handle, why_ended(facts), pods)
-    began = seconds(job["metadata"]["creationTimestamp"]) + delay_of(job)
+    began = began_at(job)
     if WAITS in annotations_of(job):
         until = datetime.fromtimestamp(began, UTC).strftime("%H:%M:%S UTC")
         held = facts.get("held")
@@ -325,7 +326,7 @@ def _on_the_way(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobS
         said = [one["message"] for one in events if one["reason"] in _NOT_MADE]
         if not said and job.get("operator") and not pods:
             said = ["its operator has made no pods of it. Does it run?"]
-        since = now - seconds(job["metadata"]["creationTimestamp"]) - delay_of(job)
+        since = now - began_at(job)
         # An operator may wait for the workers first. Where ranks were, it is one that has ended.
         tells = said or not job.get("operator")
         if asked and tells and since > patience_s and not _has_ranks(handle):

@@ -11,6 +11,8 @@ from ddl_airflow.launchers.kubernetes.objects import DELAY, NODES, ROLE_LABEL, w
 
 # Written on the job when it was ended because it could not go on: why.
 ENDED_BECAUSE = "ddl-airflow/ended-because"
+# When a job that was to wait was let start.
+BEGAN = "ddl-airflow/began"
 # In which the pods of a job that has ended have ended, too; and more than the grace of one that is
 # deleted, after which its node does not answer.
 SETTLE_S = 15.0
@@ -74,6 +76,12 @@ def annotations_of(job: _Object) -> _Object:
 def delay_of(job: _Object) -> float:
     """Seconds that a job is to wait before it starts."""
     return float(annotations_of(job).get(DELAY, 0))
+
+
+def began_at(job: _Object) -> float:
+    """When a job was let start, or is to be; in unix seconds."""
+    waited = annotations_of(job).get(BEGAN)
+    return float(waited) if waited else created(job) + delay_of(job)
 
 
 def is_begun(job: _Object) -> bool:

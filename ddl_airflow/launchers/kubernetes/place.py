@@ -24,10 +24,11 @@ from ddl_airflow.launchers.kubernetes.causes import (
     why_ended,
 )
 from ddl_airflow.launchers.kubernetes.facts import (
+    BEGAN,
     ENDED_BECAUSE,
     annotations_of,
+    began_at,
     created,
-    delay_of,
     is_alive,
     is_deleted,
     name_in,
@@ -80,9 +81,16 @@ class Place:
         about = job["metadata"]
         kept = json.loads(about["annotations"][WAITS])
         held = [*workers_of(facts["pods"])]  # of a look that was cut off
-        self._let_go(held)
+        # For room it waits as long as a pod may that is there.
+        asked = annotations_of(job).get(START_TIMEOUT, "inf")
+        late = time.time() - began_at(job) > float(asked)
+        if ended := [pod for pod in held if is_deleted(pod) or not is_alive(pod)]:
+            why = f"waits for {place_of(ended[0])} of an earlier attempt to be gone."
+            self._put_off(job, SubmitFailed(why, retryable=True), ended, ends=late, noted=False)
+            return
         tried = json.loads(annotations_of(job).get(TRIED, "{}"))
         if time.time() - tried.get("at", 0.0) < _TRY_AGAIN_S:
+            self._let_go(held)
             raise SubmitFailed(tried["reason"], retryable=True)
         there = {name_in(pod) for pod in held}
         try:
@@ -94,41 +102,51 @@ class Place:
                     held.append(made)
         except Refused as error:
             cause = refused(error, self.namespace, kept["pod"])
-            # For room it waits as long as a pod may that is there.
-            asked = annotations_of(job).get(START_TIMEOUT, "inf")
-            late = time.time() - created(job) - delay_of(job) > float(asked)
-            again = cause.retryable and not (late and not error.retryable)
-            if again:
-                note = Verdict(JobState.PENDING, str(cause)).dump(time.time())
-                self._patch(about, {"metadata": {"annotations": {TRIED: note}}})
-            else:
-                self.note(facts, Verdict(JobState.FAILED, str(cause), not cause.retryable), {})
-            for left in held:
-                with suppress(LaunchError):  # another look does it
-                    self.delete("Pod", left)
-            if again:
-                raise cause from error
+            ends = not cause.retryable or (late and not error.retryable)
+            self._put_off(job, cause, held, ends=ends)
             return
         change = kept["change"]
         if limit := annotations_of(job).get(TIME_LIMIT):
             deadline = max(1, int(time.time() - created(job) + float(limit)))
             change["spec"]["activeDeadlineSeconds"] = deadline
         said = change.get("metadata", {})
-        annotations = {**said.get("annotations", {}), WAITS: None}
+        began = {WAITS: None, BEGAN: str(time.time())}
+        annotations = said.get("annotations", {}) | began
         self._patch(about, {**change, "metadata": {**said, "annotations": annotations}})
 
-    def _let_go(self, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Waits, from look to look, for workers that have ended: they have the names of new ones.
+    def _put_off(
+        self,
+        job: Mapping[str, Any],
+        cause: SubmitFailed,
+        workers: Sequence[Mapping[str, Any]],
+        *,
+        ends: bool,
+        noted: bool = True,
+    ) -> None:
+        """Notes why a job does not begin, and lets its workers go.
+
+        Args:
+            job: that is to begin.
+            cause: why it does not.
+            workers: that are there already.
+            ends: whether that ends it.
+            noted: whether it is noted where it does not.
 
         Raises:
-            SubmitFailed: there are such.
+            SubmitFailed: the cause, if that does not end it.
         """
-        ended = [pod for pod in workers if is_deleted(pod) or not is_alive(pod)]
-        for pod in ended:
-            self.delete("Pod", pod)
-        if ended:
-            why = f"{place_of(ended[0])} is not gone, whose start was broken off."
-            raise SubmitFailed(why, retryable=True)
+        state, name = (JobState.FAILED, ENDED_BECAUSE) if ends else (JobState.PENDING, TRIED)
+        if ends or noted:
+            note = Verdict(state, str(cause), ends and not cause.retryable).dump(time.time())
+            self._patch(job["metadata"], {"metadata": {"annotations": {name: note}}})
+        self._let_go(workers)
+        if not ends:
+            raise cause
+
+    def _let_go(self, workers: Sequence[Mapping[str, Any]]) -> None:
+        for pod in workers:
+            with suppress(LaunchError):  # another look does it
+                self.delete("Pod", pod)
 
     def _patch(self, about: Mapping[str, Any], change: Mapping[str, Any]) -> None:
         """Changes the job; refused where another process has, since it was looked at."""

@@ -103,8 +103,8 @@ Status Engine::Start(Topology* topology) {
       // mpirun reports a rank that ends without MPI_Finalize as a failure.
       if (process_set_ == 0) std::atexit([] { Engine::Get().Leave(); });
     } catch (const std::exception& error) {
-      start_status_ = Failure("ddl could not start a thread", error,
-                              ". Raise the limit of processes (ulimit -u).");
+      start_status_ = Failure("cannot start a thread", error,
+                              ". Raise the limit of processes (ulimit -u, or the container's).");
       state_ = State::kFailed;
       opened_ = true;
       changed_.notify_all();

@@ -262,6 +262,7 @@ int BeginToStandStill(const char* late) {
   if (pipe(ends) != 0 || rank == nullptr) std::abort();
   const pid_t process = getpid();
   if (fork() != 0) return ends[1];
+  close(ends[1]);  // so that it ends with the rank
   char begun;
   if (read(ends[0], &begun, 1) != 1) _exit(1);
   usleep(Microseconds(0.3));

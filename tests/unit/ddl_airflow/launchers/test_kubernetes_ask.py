@@ -263,7 +263,20 @@ def test_pods_are_made_in_vain_no_more_than_once_a_minute(server, handle_of, hal
     assert len(half_refused) == (since > 60.0)
 
 
-def test_a_job_that_another_process_begins_keeps_its_workers(server, handle_of, half_refused):
+def test_pods_that_a_vain_begin_left_are_let_go_meanwhile(server, handle_of, half_refused):
+    tried = json.dumps({"at": time.time() - 5.0, "reason": "exceeded quota, as said"})
+    server.objects["Job"][0]["metadata"]["annotations"]["ddl-airflow/tried"] = tried
+    left_worker(server)
+    assert KubernetesLauncher().status(handle_of("one/train-1")).state is JobState.PENDING
+    assert half_refused == [(WORKER, "left")]
+
+
+@pytest.mark.parametrize("notes", [{}, {"ddl-airflow/start-timeout-s": "5"}])
+def test_a_job_that_another_process_begins_keeps_its_workers(
+    server, handle_of, half_refused, notes
+):
+    server.objects["Job"][0]["metadata"]["annotations"] |= notes
+
     def patch(_namespace: str, _kind: str, _name: str, change: dict) -> None:
         assert change["metadata"]["resourceVersion"] == "7"
         raise Refused(409, "Conflict", "the object has been modified")
@@ -281,13 +294,22 @@ def test_a_job_begins_with_no_worker_that_has_ended(server, handle_of, phase, ab
     server.objects["Pod"].clear()
     left_worker(server, phase, **about)
     status = KubernetesLauncher().status(handle_of("one/train-1"))
-    assert status.state is JobState.PENDING and f"{WORKER} is not gone" in status.reason
+    assert status.state is JobState.PENDING and f"{WORKER} of an earlier attempt" in status.reason
     assert server.deleted == [WORKER] and server.patched == []
     server.objects["Pod"].clear()
     server.create = lambda *_: {}
     KubernetesLauncher().status(handle_of("one/train-1"))
     assert server.change["spec"] == {"parallelism": 1}
     assert server.change["metadata"]["resourceVersion"] == "7"
+
+
+def test_a_worker_that_stays_holds_its_job_back_no_longer_than_start_timeout(server, handle_of):
+    waits_to_begin(server, **{"ddl-airflow/start-timeout-s": "5"})
+    server.objects["Pod"].clear()
+    left_worker(server, deletionTimestamp=ago(0))
+    KubernetesLauncher().status(handle_of("one/train-1"))
+    why = json.loads(server.change["metadata"]["annotations"]["ddl-airflow/ended-because"])
+    assert f"waits for Pod {WORKER} of an earlier attempt to be gone" in why["reason"]
 
 
 def test_a_job_that_waited_has_its_whole_time_limit_when_it_begins(server, handle_of):
@@ -298,6 +320,9 @@ def test_a_job_that_waited_has_its_whole_time_limit_when_it_begins(server, handl
     KubernetesLauncher().status(handle_of("one/train-1"))
     assert server.change["spec"]["parallelism"] == 1
     assert 5600 <= server.change["spec"]["activeDeadlineSeconds"] < 5660
+    # What start_timeout counts from then.
+    began = float(server.change["metadata"]["annotations"]["ddl-airflow/began"])
+    assert time.time() - began < 60
 
 
 class Gateway(BaseHTTPRequestHandler):

@@ -346,6 +346,11 @@ def _checkpoint_by_link(layout):
     return layout.result / "best.h5"
 
 
+def _checkpoint_on_a_disk_that_is_not_here(layout):
+    (layout.result / "best.h5").symlink_to(layout.workspace / "scratch" / "best.h5")
+    return layout.result / "best.h5"
+
+
 def _name_of_no_object(layout):
     (layout.model / "variables" / "v\n").write_text("weights")
     return layout.model / "variables" / "v\n"
@@ -353,7 +358,10 @@ def _name_of_no_object(layout):
 
 @pytest.mark.parametrize(
     "leave",
-    [_whole_by_link, _variables_by_link, _graph_by_link, _checkpoint_by_link, _name_of_no_object],
+    [
+        *(_whole_by_link, _variables_by_link, _graph_by_link, _checkpoint_by_link),
+        *(_checkpoint_on_a_disk_that_is_not_here, _name_of_no_object),
+    ],
 )
 def test_no_model_is_published_without_what_a_link_or_its_name_keeps_from_it(
     trained, tmp_path, leave

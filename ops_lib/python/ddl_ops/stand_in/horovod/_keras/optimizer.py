@@ -142,7 +142,8 @@ def _class_below(kind: type, mixin: type, how: tuple[Any, ...]) -> type:
     below.__doc__ = kind.__doc__
     # Saved under the name that the script has registered, which goes on to load the script's class.
     saving = (sys.modules["tf_keras"] if mixin is _Keras2 else keras).saving
-    if (registered := saving.get_registered_name(kind)) != kind.__name__:
+    own = not path.startswith(("keras.", "tf_keras."))
+    if own and (registered := saving.get_registered_name(kind)) != kind.__name__:
         loaded = saving.get_custom_objects()
         before = loaded.get(registered, kind)
         saving.register_keras_serializable(*registered.split(">", 1))(below)
