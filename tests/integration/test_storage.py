@@ -396,7 +396,7 @@ def test_publish_twice_sends_once_and_changed_content_goes_elsewhere(store, clie
 
 
 def test_unfinished_uploads_of_ours_are_cleaned_and_no_others(store, client, tmp_path):
-    ours = f"digits-1/{'a' * 16}-{'b' * 8}/model/graph"
+    ours = f"digits-{'0' * 32}/{'a' * 16}-{'b' * 8}/model/graph"
     begun = {}
     for key in (ours, "of another program", "digits-1/notes"):
         name = {"Bucket": store.bucket, "Key": f"{store.prefix}/{key}"}
