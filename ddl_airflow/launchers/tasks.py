@@ -187,7 +187,7 @@ class Tasks:
             self._tell_who_goes_on()
 
     def _tell_who_goes_on(self) -> None:
-        """They may wait for those without end; or, as where a master is first, do what is left."""
+        """Nobody tells the others: they may wait for ever, or do what is left to do."""
         others = ", ".join(str(t) for t in self._running.values() if t.job != PARAMETER_SERVER)
         gone, self._gone = self._gone, []
         for ended in gone:
