@@ -37,6 +37,7 @@ def lanes(tmp_path):
         "preflight": "integration/test_preflight.py",
         "py": "unit/ops_lib_py/test_py.py",
         "cc": "unit/ops_lib_cc/test_cc.py",
+        "integration": "integration/test_launchers.py",
         "others": "unit/test_others.py",
         "ssh": "integration/test_ssh_launcher.py",
         "kubernetes": "integration/test_pods.py",
@@ -76,10 +77,10 @@ def test_what_fails_once_is_run_again_and_named(lanes, tmp_path):
     ]
     ran = times(tmp_path)
     assert ran.pop("ops") == ran.pop("site") == 4
-    assert len(ran) == 7 and set(ran.values()) == {1}
+    assert len(ran) == 8 and set(ran.values()) == {1}
 
 
-@pytest.mark.parametrize("lane", ["others", "kubernetes"])
+@pytest.mark.parametrize("lane", ["integration", "others", "kubernetes"])
 def test_what_fails_again_fails_the_run(lanes, lane):
     ended = lanes({lane: 2})
     assert ended.returncode == 1 and "passed three times alone" not in ended.stdout
