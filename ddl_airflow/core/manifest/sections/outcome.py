@@ -145,6 +145,15 @@ def metrics_have_unique_names(at: str, metrics: tuple[Metric, ...]) -> Findings:
             yield Finding(field, message, "Choose another name.")
 
 
+@_rule("transform.inputs")
+def inputs_are_fed_once(at: str, inputs: Mapping[str, str]) -> Findings:
+    named: dict[str, str] = {}
+    for name, tensor in inputs.items():
+        if (first := named.setdefault(tensor.removesuffix(":0"), name)) != name:
+            message = f"is {tensor[:40]}, as {first[:40]} is: a model is fed each input once"
+            yield Finding(f"{at}.{name}", message, "Leave one of the two.")
+
+
 @_rule("transform.sample")
 def sample_is_a_readable_file(at: str, sample: str | None) -> Findings:
     if sample is None:

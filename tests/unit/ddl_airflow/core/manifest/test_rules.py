@@ -290,6 +290,21 @@ def test_that_ranks_on_a_kind_of_node_that_is_not_known_get_no_gpu_is_said(
 
 
 @pytest.mark.parametrize(
+    ("inputs", "wrong"),
+    [
+        ("{a: x, b: y}", []),
+        ("{a: x, b: x}", ["transform.inputs.b"]),
+        ('{a: "x:0", b: x, c: "x:1"}', ["transform.inputs.b"]),
+    ],
+)
+def test_a_model_is_fed_each_input_once(inputs: str, wrong: list[str]) -> None:
+    text = (VALID / "folders.yml").read_text(encoding="utf-8")
+    assert "transform:" not in text
+    end = f"transform: {{inputs: {inputs}, outputs: {{one: y, two: y}}}}\n"
+    assert _fields("folders", text, text + end) == wrong
+
+
+@pytest.mark.parametrize(
     ("step", "good"),
     [("latest", True), ("0", True), ("-1", False), ("1.5", False), ("best", False)]
     + [('"200"', False), ("010", False), ("9" * 30, False), ("[1]", False), ("", False)],
