@@ -26,6 +26,7 @@ def get_provider_info() -> dict[str, Any]:
                     "ddl_airflow.operators.upload",
                     "ddl_airflow.operators.approve",
                     "ddl_airflow.operators.production",
+                    "ddl_airflow.operators.clean",
                 ],
             }
         ],

@@ -223,6 +223,14 @@ VARIABLES = (
         "TF_NUM_INTRAOP_THREADS OMP_NUM_THREADS",
         "the host's cores divided by its ranks, unless set",
     ),
+    _variable(
+        "PYTHONUNBUFFERED TF_CPP_MIN_LOG_LEVEL",
+        "`1`, unless set: lines are there at once, and none of TensorFlow's below a warning",
+    ),
+    _variable(
+        "PATH PYTHONPATH",
+        "begin with the folder of the ranks' Python, and with one that hooks into its start",
+    ),
 )
 
 

@@ -231,7 +231,7 @@ class LocalLauncher:
         return False
 
     def cancel(self, handle: JobHandle, grace_s: float = 3.0) -> None:
-        """SIGTERM to mpirun, which passes it on; after the grace SIGKILL to whatever is left.
+        """SIGTERM to mpirun, which ends the ranks; after the grace SIGKILL to whatever is left.
 
         Raises:
             LaunchError: something does not end even then: a process in uninterruptible sleep.

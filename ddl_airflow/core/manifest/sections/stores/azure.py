@@ -17,7 +17,10 @@ class Azure(BucketKind):
     form = "abfs://container/prefix"
     implementation = "ddl_airflow.storage.azure:AzureStore"
     connection_types = ("wasb",)
-    environment = "AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY, or AZURE_STORAGE_SAS_TOKEN"
+    environment = (
+        "AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT with AZURE_STORAGE_KEY, "
+        "AZURE_STORAGE_SAS_TOKEN or the machine's identity"
+    )
 
     def bucket_findings(self, at: str, bucket: str) -> Findings:
         """Source: Azure, Naming and Referencing Containers, Blobs, and Metadata."""
