@@ -150,7 +150,7 @@ class NamedHosts:
             "OMPI_MCA_btl_sm_backing_directory": SHARED_MEMORY,
             **environ,
             **OpenMpi("").environment(),
-            **mpi_settings(self._ssh, self._network),
+            **mpi_settings(self._ssh, self._network, len(self._slots)),
             "DDL_RECORD_DIR": str(self._records),
             "DDL_OUTPUT": "-",
             "DDL_SLOTS": ",".join(map(str, self._slots.values())),

@@ -45,12 +45,16 @@ _NOT_THERE = frozenset(
     """.split()
 )
 # mpirun's daemons talk to it over TCP of their own, beside ssh: a cut link is seen by both, and
-# what runs on a host that was cut off ends there. Seconds; facts of tcp(7).
+# what runs on a host that was cut off ends there. Seconds; facts of tcp(7). It says nothing of a
+# host that was just being sent something.
 _KEEPALIVE = {
     "oob_tcp_keepalive_time": 4,
     "oob_tcp_keepalive_intvl": 1,
     "oob_tcp_keepalive_probes": 3,
 }
+# Of the connections by which it started them, which last as long as they do, and tell of such a
+# host, too. More than of other connections: that would end a job of which a host is busy.
+_ALIVE = ("-oServerAliveInterval=3", "-oServerAliveCountMax=3")
 # Segments of ranks that share a host. Elsewhere there is no directory of the task's host.
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
 # More than ssh takes to give up a host that is gone. A busy one that lets people in is none.
@@ -270,7 +274,7 @@ class SshLauncher(LocalLauncher):
         self, job: JobSpec, limit_s: float, hosts: Sequence[str]
     ) -> tuple[dict[str, Any] | None, str]:
         """What ``ddl_ops.preflight`` says of the hosts, or why it says nothing."""
-        env = self._environment(replace(job, env={}))  # no secrets
+        env = self._environment(replace(job, env={}), len(hosts))  # no secrets
         command = [_python(job), "-m", "ddl_ops.preflight"]
         mpi = OpenMpi(find_mpirun(_python(job)))
         argv = mpi.argv(len(hosts), [*self._options(hosts, 1, env), *command], 1)
@@ -283,8 +287,8 @@ class SshLauncher(LocalLauncher):
         Only names of variables are in it, and the command.
         """
         _refuse_user(job)
-        env = self._environment(job)
         hosts = job.hosts or tuple(self._hosts(job)[: job.nodes])
+        env = self._environment(job, len(hosts))
         mpi = OpenMpi(find_mpirun(_python(job)))
         slots = job.slots if job.cluster is None else 1
         # By the name that hosts know: mpirun would take what the kernel calls it here.
@@ -292,12 +296,12 @@ class SshLauncher(LocalLauncher):
         argv = on_nodes(mpi, job, _python(job), options)
         return Submission(job, tuple(session_directory.argv(argv, sys.executable)), env)
 
-    def _environment(self, job: JobSpec) -> dict[str, str]:
+    def _environment(self, job: JobSpec, hosts: int) -> dict[str, str]:
         env = {**rank_environment(job), **OpenMpi("").environment()}
         if job.cluster is None:
             env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
         return {"OMPI_MCA_btl_sm_backing_directory": SHARED_MEMORY, **env} | mpi_settings(
-            self._ssh, self._network
+            self._ssh, self._network, hosts
         )
 
     def _options(self, hosts: Sequence[str], slots: int, env: Mapping[str, str]) -> list[str]:
@@ -403,16 +407,19 @@ class SshLauncher(LocalLauncher):
             raise LaunchError(f"job {handle.job_id} may have left processes. {told}")
 
 
-def mpi_settings(ssh: Ssh, network: str) -> dict[str, str]:
+def mpi_settings(ssh: Ssh, network: str, hosts: int) -> dict[str, str]:
     """What lets mpirun start ranks on other hosts.
 
     Args:
         ssh: how they are reached.
         network: see SshLauncher.
+        hosts: how many there are.
     """
     settings = {
         "PRTE_MCA_plm": "ssh",
-        "PRTE_MCA_plm_ssh_args": " ".join(ssh.options),
+        "PRTE_MCA_plm_ssh_args": " ".join([*_ALIVE, *ssh.options]),  # the first value holds
+        # It would wait for connections to end before it opens more: for ever.
+        "PRTE_MCA_plm_ssh_num_concurrent": str(hosts),
         # This host's keys start them all: hosts need none for each other.
         "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
     }

@@ -25,6 +25,9 @@ print(socket.gethostname(), os.getcwd(), os.environ["A_SETTING"], "half a", end=
 print("line")
 print("to stderr", file=sys.stderr)
 """
+# As where there are more hosts than mpirun keeps connections to: 128.
+MANY_HOSTS = {"PRTE_MCA_plm_ssh_num_concurrent": "1"}
+SETTINGS = {"A_SETTING": "set by hand", "TF_CPP_MIN_LOG_LEVEL": "3"} | MANY_HOSTS
 SCRIPTS = Path(__file__).parents[1] / "parallel" / "scripts"
 SUM = """
 import os
@@ -55,7 +58,7 @@ def call(hosts: Hosts, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
         inside = ["env", "-C", str(tmp_path), *HOROVODRUN, *words, "python", "script.py", *args]
         return subprocess.Popen(
             hosts.on(0, inside),
-            env=task_environment() | {"A_SETTING": "set by hand", "TF_CPP_MIN_LOG_LEVEL": "3"},
+            env=task_environment() | SETTINGS,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -151,7 +154,9 @@ def test_a_rank_that_fails_is_named_with_its_host(call) -> None:
     assert err == "ddl-run: rank 1 of 2 on host3 exited with code 3. All ranks were ended.\n"
 
 
-def test_a_host_that_is_cut_off_ends_the_job_and_is_named(call, hosts) -> None:
+@pytest.mark.parametrize("owed", [False, True])
+def test_a_host_that_is_cut_off_ends_the_job_and_is_named(call, hosts, owed) -> None:
+    """Also where mpirun sends it something just then, which nobody there acknowledges."""
     process = call(
         "import time; print('up', flush=True); time.sleep(600)",
         *("-np", "2", "-H", "10.99.0.2:1,10.99.0.3:1"),
@@ -162,6 +167,8 @@ def test_a_host_that_is_cut_off_ends_the_job_and_is_named(call, hosts) -> None:
     hosts.cut(2)
     began = time.monotonic()
     try:
+        if owed:
+            subprocess.run(hosts.on(0, ["pkill", "-URG", "prterun"]), check=True)
         code, _, err = ended(process)
         took = time.monotonic() - began
     finally:
@@ -169,6 +176,20 @@ def test_a_host_that_is_cut_off_ends_the_job_and_is_named(call, hosts) -> None:
     assert code != 0
     assert "A host is gone. 10.99.0.3: it does not answer." in err
     assert took < within(40)
+
+
+def test_a_host_that_is_busy_for_seconds_is_none_that_is_gone(call, hosts) -> None:
+    words = ("-np", "2", "-H", "10.99.0.2:1,10.99.0.3:1")
+    process = call("import time; print('up', flush=True); time.sleep(8)", *words)
+    assert process.stdout is not None
+    assert {process.stdout.readline() for _ in range(2)} == {"[rank 0] up\n", "[rank 1] up\n"}
+    subprocess.run(hosts.on(2, ["pkill", "-STOP", "sshd"]), check=True)
+    try:
+        time.sleep(7)
+    finally:
+        subprocess.run(hosts.on(2, ["pkill", "-CONT", "sshd"]), check=True)
+    code, _, err = ended(process)
+    assert code == 0, err
 
 
 def test_ranks_that_are_lost_start_again_on_the_hosts_that_are_left(call, hosts, tmp_path) -> None:
