@@ -27,7 +27,8 @@ from ddl_airflow.launchers.ssh import SHARED_MEMORY, mpi_options, mpi_settings
 RECORDS_PREFIX = "ddl-records-"
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
-_ENDS_S = 10.0
+# A host that is gone is given up by ssh, long before. A busy one may take as long to let people in.
+_MOST_S = 60.0
 # Prints the files of a folder that are named, as an object; of each no more than a record takes.
 _READ = """
 import json, pathlib, sys
@@ -134,7 +135,7 @@ class NamedHosts:
     def _on_others(self, words: Sequence[str], text: str = "") -> Mapping[str, Any]:
         return on_each(
             self._others,
-            lambda host: self._ssh.run(host, words, text=text, timeout_s=_ENDS_S),
+            lambda host: self._ssh.run(host, words, text=text, timeout_s=_MOST_S),
         )
 
     def argv(self, command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
