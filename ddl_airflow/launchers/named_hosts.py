@@ -7,6 +7,7 @@ its record on its own host, from which they are brought at the end: mpirun's exi
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.hosts import Host, named_twice
-from ddl_airflow.launchers import preflight, processes
+from ddl_airflow.launchers import preflight, probe, processes
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun
 from ddl_airflow.launchers.remote import Ssh, objects, on_each
 from ddl_airflow.launchers.ssh import SHARED_MEMORY, mpi_options, mpi_settings
@@ -110,7 +111,7 @@ class NamedHosts:
         Raises:
             SubmitFailed: one is not well, or has not the folder. Names each, and the cure.
         """
-        looks = _looks(self._ssh, self._others, max(self._slots.values()), self._folder)
+        looks = _looks(self._ssh, self._slots, self._folder)
         wrong = {
             look.host: f"it has no {self._folder}, where the ranks are to run. Let the folder be "
             "there, with the script"
@@ -193,8 +194,7 @@ def ailing(ssh: Ssh, slots: Mapping[str, int], shared: Path) -> dict[str, str]:
         slots: ranks on each.
         shared: a file that all of them must see.
     """
-    others = [name for name in slots if not is_here(name)]
-    looks = _looks(ssh, others, max(slots.values()), shared) if others else []
+    looks = _looks(ssh, slots, shared)
     wrong = {look.host: "; ".join(look.wrong) for look in looks if look.wrong}
     for look in looks:
         if look.facts and not look.facts["sees_marker"]:
@@ -206,9 +206,20 @@ def ailing(ssh: Ssh, slots: Mapping[str, int], shared: Path) -> dict[str, str]:
     return {host: why.rstrip(".") for host, why in wrong.items()}
 
 
-def _looks(ssh: Ssh, others: Sequence[str], slots: int, marker: Path) -> list[preflight.Look]:
+def _looks(ssh: Ssh, slots: Mapping[str, int], marker: Path) -> list[preflight.Look]:
+    """At the others of these hosts, which must be as this one is, if it has ranks, and see a file.
+
+    Its clock is what theirs are judged by. Its packets tell nothing: it may reach them otherwise
+    than whoever reaches it.
+    """
     where = {"temporary files": Path("/tmp")}  # noqa: S108
-    return preflight.look_at(ssh, others, preflight.Asked(sys.executable, slots, marker, where))
+    asked = preflight.Asked(sys.executable, max(slots.values()), marker, where, shared=True)
+    others = [name for name in slots if not is_here(name)]
+    if not others:
+        return []
+    facts = {**probe.look(json.loads(asked.question)), "mtu": 0, "clock_s": 0.0}
+    known = [preflight.Look(name, facts) for name in slots if name not in others]
+    return preflight.look_at(ssh, others, asked, known)
 
 
 def _each(wrong: Mapping[str, str]) -> str:

@@ -75,6 +75,7 @@ class Asked:
         marker: a file of the run; a host that sees it shares the workspace.
         folders: that the ranks write in, by what they are.
         clock: by which those of the hosts are judged.
+        shared: whether all must see the marker; else all must as most do.
     """
 
     python: str
@@ -82,6 +83,7 @@ class Asked:
     marker: Path
     folders: Mapping[str, Path]
     clock: str = "this host's"
+    shared: bool = False
 
     @property
     def question(self) -> str:
@@ -95,8 +97,15 @@ class Asked:
         )
 
 
-def look_at(ssh: Ssh, hosts: Sequence[str], asked: Asked) -> list[Look]:
-    """Each host in their order, judged by itself and against the others."""
+def look_at(ssh: Ssh, hosts: Sequence[str], asked: Asked, known: Sequence[Look] = ()) -> list[Look]:
+    """Each host in their order, judged by itself and against the others.
+
+    Args:
+        ssh: how they are reached.
+        hosts: those.
+        asked: what for.
+        known: of further hosts, which count as the first ones.
+    """
     program = Path(probe.__file__).read_text("utf-8")
     words = [asked.python, "-SE", "-", asked.question]
 
@@ -120,12 +129,12 @@ def look_at(ssh: Ssh, hosts: Sequence[str], asked: Asked) -> list[Look]:
         facts["took_s"] = took
         return Look(host, facts)
 
-    return judged(list(on_each(hosts, ask).values()), asked)
+    return judged([*known, *on_each(hosts, ask).values()], asked)[len(known) :]
 
 
 def judged(looks: Sequence[Look], asked: Asked) -> list[Look]:
     """With what ails each: by itself, and against the others."""
-    usual = _usual(looks)
+    usual = _usual(looks) | ({"sees_marker": True} if asked.shared else {})
     return _once([_judged(look, usual, asked) for look in looks])
 
 
