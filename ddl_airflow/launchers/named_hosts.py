@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import select
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from ddl_airflow.launchers.ssh import SHARED_MEMORY, mpi_options, mpi_settings
 # the prefix of session directories would be stale.
 RECORDS_PREFIX = "ddl-records-"
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
+_COMES_S = 0.2
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 # A host that is gone is given up by ssh, long before. A busy one may take as long to let people in.
 _MOST_S = 60.0
@@ -46,8 +48,13 @@ def is_here(name: str) -> bool:
     with suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM):
             with socket.socket(family, kind) as asked, suppress(OSError):
-                asked.bind(address)  # no address but our own can be
-                return True
+                asked.bind(address)
+                # Where net.ipv4.ip_nonlocal_bind is set any address can be. What is sent to our own
+                # comes back here.
+                asked.connect(asked.getsockname())
+                asked.send(b".")
+                if select.select([asked], [], [], _COMES_S)[0]:
+                    return True
     return False
 
 

@@ -136,6 +136,26 @@ def test_a_host_that_cannot_take_ranks_is_named(call, asked, said) -> None:
     assert said in err
 
 
+def test_this_host_is_known_where_sockets_may_have_foreign_addresses(hosts) -> None:
+    """As on one that stands in for another: there each can be bound to."""
+    other = "ip addr add 10.99.0.101/24 dev eth0; "
+    foreign = "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind; "
+    names = ["10.99.0.1", "10.99.0.101", "127.0.1.1", "10.99.0.2", "10.99.0.9", "::1"]
+    asked = (
+        f"from ddl_airflow.launchers.named_hosts import is_here; print([*map(is_here, {names})])"
+    )
+    done = subprocess.run(
+        hosts.on(0, ["sh", "-c", f'{other}{foreign}exec {sys.executable} -c "$0"', asked]),
+        env=task_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    undo = "ip addr del 10.99.0.101/24 dev eth0; echo 0 > /proc/sys/net/ipv4/ip_nonlocal_bind"
+    subprocess.run(hosts.on(0, ["sh", "-c", undo]), check=True)
+    assert done.stdout == "[True, True, True, False, False, True]\n"
+
+
 def test_a_host_without_the_folder_is_named(hosts, tmp_path) -> None:
     inside = ["env", "-C", "/mnt", *HOROVODRUN, "-np", "1", "-H", "10.99.0.2:1", "true"]
     subprocess.run(hosts.on(0, ["mkdir", "/mnt/mine"]), check=True)
