@@ -133,7 +133,7 @@ class Pool:
         self._look = look
         self._say = say
         self._slots: dict[str, int] = {}  # of the last start
-        self._out: frozenset[str] = frozenset()  # left out of it
+        self._out: frozenset[str] = frozenset()  # left out of it, to rest
         self._found = False  # whether it was ever known which hosts there are
         self._failures: dict[str, list[float]] = {}  # when, by host
         self._said: set[str] = set()
@@ -168,7 +168,7 @@ class Pool:
                     continue
                 for name in well.keys() - some.keys():
                     self._say_once(f"{name} is left out: a rank has failed there.")
-                self._out = frozenset(slots.keys() - some.keys())
+                self._out = frozenset(well.keys() - some.keys())
                 self._slots = self._filled(some)
                 return dict(self._slots)
             total = sum(well.values())
@@ -212,8 +212,19 @@ class Pool:
             return False  # nothing is known; the ranks go on
         self._out &= slots.keys()  # one that comes back later is looked at again
         there = {name: number for name, number in slots.items() if name not in self._out}
-        # Fewer than are needed: the ranks go on, and the next start waits.
-        return sum(there.values()) >= self._bounds.least and self._filled(there) != self._slots
+        new = {name: number for name, number in there.items() if name not in self._slots}
+        # By themselves at first: whoever is at work is not asked again and again for one that is
+        # there and not well.
+        for asked in (new, slots):
+            if not new or not self._differ(there):
+                break
+            wrong = self._look(asked).keys() & new.keys()
+            there = {name: number for name, number in there.items() if name not in wrong}
+        return self._differ(there)
+
+    def _differ(self, slots: Mapping[str, int]) -> bool:
+        """Whether others would be started on these; not on fewer than are needed: that waits."""
+        return sum(slots.values()) >= self._bounds.least and self._filled(slots) != self._slots
 
     def _filled(self, slots: Mapping[str, int]) -> dict[str, int]:
         """Those of the last start first, so that nothing moves without need."""

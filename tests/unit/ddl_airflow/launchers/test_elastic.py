@@ -137,6 +137,48 @@ def test_hosts_that_come_or_go_are_seen_while_ranks_run(there, changes, monkeypa
                 pass
 
 
+def test_a_host_that_comes_before_it_is_well_is_waited_for_while_ranks_run():
+    """As one that is printed before its sshd is up: a start without it would be for nothing."""
+    hosts = Hosts("a:1", "b:1", least=1)
+    hosts.pool.choose()
+    hosts.there = ["a:1", "b:1", "c:1"]
+    hosts.ill["c"] = "it does not answer"
+    assert not hosts.pool._would_change()
+    hosts.ill.clear()
+    assert hosts.pool._would_change()
+    assert hosts.pool.choose() == {"a": 1, "b": 1, "c": 1}
+
+
+def test_a_host_that_was_left_out_and_is_well_again_is_seen_while_ranks_run():
+    hosts = Hosts("a:1", "b:1", "c:1", least=1)
+    hosts.ill["c"] = "it does not answer"
+    assert hosts.pool.choose() == {"a": 1, "b": 1}
+    hosts.pool.failed_on(1)
+    assert hosts.pool.choose() == {"a": 1}
+    assert not hosts.pool._would_change()  # b rests, and would do so in the next start
+    hosts.ill.clear()
+    assert hosts.pool._would_change()
+    assert hosts.pool.choose() == {"a": 1, "c": 1}
+
+
+def test_hosts_at_work_are_looked_at_only_where_another_may_be_well():
+    """One that is well by itself may differ from them; and they, who are busy, stay."""
+    hosts, looks = Hosts("a:1", "b:1", least=1), []
+    hosts.pool.choose()
+    hosts.there = ["a:1", "b:1", "c:1", "d:1"]
+
+    def look(slots):
+        looks.append("".join(slots))
+        ill = {"c": "it does not answer", "a": "it has no memory"}
+        return ill | ({"d": "it differs"} if "a" in slots else {})
+
+    hosts.pool._look = look
+    assert not hosts.pool._would_change()
+    assert looks == ["cd", "abcd"]
+    hosts.there = ["b:2", "c:1"]
+    assert hosts.pool._would_change()  # one has gone, the other has more slots
+
+
 def test_what_a_script_prints_are_the_hosts(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # Without a line that says what runs it, as Horovod's guide has it; and started by a shell.
