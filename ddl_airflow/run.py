@@ -514,6 +514,8 @@ def _run_elastic(options: argparse.Namespace, files: terminal.OutputFiles | None
             last, why_not = by_itself, ""
             if status.state is JobState.SUCCEEDED or status.apart or ended.signal:
                 commits.done = not ended.signal
+            elif ended.left:
+                why_not = "Mend what it waits for, a file system or a device, or restart that host."
             elif _permanent(status):
                 why_not = "It would end in the same way again."
             elif bounds.resets is not None and starts >= bounds.resets:

@@ -33,9 +33,12 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from ddl_airflow.core.errors import LaunchError
+from ddl_airflow.core.job import JobHandle
 from ddl_airflow.launchers import tether
-from ddl_airflow.launchers.base import GRACE_S
+from ddl_airflow.launchers.base import END_S, GRACE_S
 from ddl_airflow.launchers.processes import kill_marked
+from ddl_airflow.launchers.records import over_since
 
 _MARK = "DDL_RECORD_DIR"
 _CHUNK = 1 << 16
@@ -44,6 +47,7 @@ _LONGEST = 1 << 20
 _LOOK_S = 0.05
 _ASKED_S = 5.0
 _ASK_S = 1.0
+_OVER_S = 5.0
 _KILLED_S = 2.0
 _DRAIN_S = 1.0
 # Of what mpirun says.
@@ -99,7 +103,8 @@ def run(
     """Runs mpirun, or what starts the tasks of a cluster, to its end. No process is left then.
 
     SIGINT and SIGTERM end the job, after 3 s with SIGKILL; a second one ends it at once. If nobody
-    reads the output any more, that ends it too.
+    reads the output any more, that ends it too; and a rank that cannot end is not waited for when
+    those here say that the job has long been over.
 
     Args:
         argv: the command.
@@ -191,6 +196,7 @@ class _Job:
         self._files = files
         self._asks = asks
         self._next_ask = 0.0
+        self._next_over = 0.0
         self._ranks = ranks
         self._folder = folder
         self._relayed = relayed
@@ -263,6 +269,18 @@ class _Job:
             if time.monotonic() >= self._next_ask and self._asks():
                 self._process.send_signal(signal.SIGURG)
                 self._next_ask = time.monotonic() + _ASK_S
+            if self._long_over():
+                return
+
+    def _long_over(self) -> bool:
+        if time.monotonic() < self._next_over:
+            return False
+        self._next_over = time.monotonic() + _OVER_S
+        records = Path(self._environ[_MARK])
+        with suppress(LaunchError):  # of a record that is none: said at the end
+            since = over_since(JobHandle("local", "ddl-run", 0, self._ranks, records, records))
+            return since is not None and time.time() - since > END_S
+        return False
 
     def _drain(self) -> None:
         """What the ranks had printed when they ended."""

@@ -21,7 +21,7 @@ import pytest
 from ddl_airflow import run
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.launchers.terminal import Lines
-from tests.limits import within
+from tests.limits import output, until, within
 
 NEXT = "`ddl-airflow run`, or the DAG, goes on with"
 CALL = [sys.executable, "-c", "import sys; from ddl_airflow.run import main; sys.exit(main())"]
@@ -408,6 +408,52 @@ def runs(pid):
     except FileNotFoundError:
         return False
     return stat.rpartition(")")[2].split()[0] not in "ZX"  # else it has ended, and nobody asked how
+
+
+# A rank is over for half a second, in place of two minutes, before it is not waited for.
+IMPATIENT = [
+    *CALL[:2],
+    "from ddl_airflow.launchers import terminal; terminal.END_S, terminal._OVER_S = 0.5, 0.1; "
+    + CALL[2],
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "elastic"),
+    [(["--tf-config", "worker=2"], False), (["--np", "2", "--min-np", "2"], True)],
+)
+def test_what_cannot_end_is_named_and_not_waited_for(tmp_path, freezer, words, elastic):
+    """One rank fails and another cannot end, beside which none starts again."""
+    (tmp_path / "main.py").write_text(
+        "import os, sys, time\n"
+        "first = '\"index\": 0' in os.environ.get('TF_CONFIG', '') or "
+        "os.environ.get('OMPI_COMM_WORLD_RANK') == '0'\n"
+        "open(f'up-{first}', 'w').write(f'{os.getppid()}\\n')\n"
+        "while not (first and os.path.exists('fail')): time.sleep(0.02)\n"
+        "sys.exit(7)\n"
+    )
+    process = subprocess.Popen(
+        [*IMPATIENT, *words, "python", "main.py"],
+        cwd=tmp_path,
+        env=clean(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        up = [tmp_path / f"up-{first}" for first in (True, False)]
+        until(lambda: all(path.exists() and path.read_text() for path in up), 20)
+        freezer.freeze(pid := int(up[1].read_text()))
+        (tmp_path / "fail").touch()
+        said = output(process, 20)[1]
+    finally:
+        freezer.thaw()
+        process.kill()
+    assert process.returncode == 7
+    assert re.search(
+        rf"\. These did not end: process {pid} \(.*, in uninterruptible sleep in ", said
+    )
+    assert ("Not started again." in said) is elastic and "Starts again" not in said
+    until(lambda: not runs(str(pid)), 20)
 
 
 # --- a manifest by hand ------------------------------------------------------------------------
