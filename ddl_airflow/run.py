@@ -33,8 +33,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -146,6 +146,9 @@ def _called(argv: Sequence[str] | None) -> int:
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         parser.exit(1, f"ddl-run: {place}{error.strerror}\n")
+    except KeyboardInterrupt:  # while no ranks run
+        line = "\n" if os.isatty(2) else ""  # after ^C
+        parser.exit(128 + signal.SIGINT, f"{line}ddl-run: ended by SIGINT.\n")
     finally:
         if files is not None:
             files.close()
@@ -409,7 +412,8 @@ def _run_on_hosts(
                 line, environment, training.size, Path(), relayed=True, files=files, asks=asks
             )
         finally:
-            silent = hosts.finish()
+            with _undisturbed():
+                silent = hosts.finish()
         ended = replace(ended, left=(*ended.left, *hosts.left))
         status = _status(training, records)
         failed = status.failure is not None and not is_consequence(status.failure)
@@ -419,6 +423,18 @@ def _run_on_hosts(
         return ended, status
     finally:
         shutil.rmtree(records, ignore_errors=True)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """SIGINT and SIGTERM end nothing: neither this process nor what it starts meanwhile."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _asked(options: argparse.Namespace) -> dict[str, str]:

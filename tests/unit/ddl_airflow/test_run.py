@@ -410,6 +410,43 @@ def runs(pid):
     return stat.rpartition(")")[2].split()[0] not in "ZX"  # else it has ended, and nobody asked how
 
 
+def test_ctrl_c_while_hosts_are_waited_for_is_no_traceback(tmp_path):
+    words = ["--min-np", "2", "--host-discovery-script", "echo localhost:1", "python", "main.py"]
+    seen = AtTerminal(*words, folder=tmp_path)
+    seen.wait_for("Waiting for hosts.")
+    seen.type("\x03")
+    assert seen.end() == 128 + signal.SIGINT
+    assert seen.shown.splitlines()[-1] == "ddl-run: ended by SIGINT."
+    assert "Traceback" not in seen.shown
+
+
+def test_hosts_are_cleaned_whoever_is_impatient(monkeypatch, tmp_path):
+    """Ctrl-C at a terminal goes to what reaches the hosts, too."""
+    finished = []
+
+    class Hosts:
+        def __init__(self, *_):
+            self.left = []
+
+        look = environment = argv = lambda self, *_: {}
+
+        def finish(self):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+            shell = ["sh", "-c", "kill -INT $$; kill -TERM $$; echo whole"]
+            finished.append(subprocess.run(shell, stdout=subprocess.PIPE).stdout)
+            return {"gpu1": "it does not answer"}
+
+    monkeypatch.setattr(run, "NamedHosts", Hosts)
+    monkeypatch.setattr(run.terminal, "run", lambda *_, **__: run.terminal.Ended(1, "", 0, ()))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    options = run._parser().parse_args(["--hosts", "gpu1:1", "true"])
+    _, status = run._run(run._Training(["true"], 1, slots={"gpu1": 1}), options, None)
+    assert "A host is gone. gpu1: it does not answer." in status.reason
+    assert finished == [b"whole\n"]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
 # A rank is over for half a second, in place of two minutes, before it is not waited for.
 IMPATIENT = [
     *CALL[:2],
