@@ -29,7 +29,6 @@ import argparse
 import os
 import re
 import secrets
-import shutil
 import signal
 import sys
 import tempfile
@@ -395,8 +394,8 @@ def _run_on_hosts(
     asks: Callable[[], bool],
 ) -> tuple[terminal.Ended, JobStatus]:
     """As _run, on hosts that ssh reaches."""
-    records = session_directory.create(session_directory.usual_base(), RECORDS_PREFIX)
-    try:
+    base = session_directory.usual_base()
+    with session_directory.created(base, RECORDS_PREFIX) as records:
         hosts = NamedHosts(training.slots, Path.cwd(), records, options.network, _ssh(options))
         if training.looked_at:
             hosts.make_room()
@@ -421,8 +420,6 @@ def _run_on_hosts(
             why = " ".join(f"{host}: {why.rstrip('.')}." for host, why in silent.items())
             status = JobStatus(JobState.LOST, reason=f"A host is gone. {why}")
         return ended, status
-    finally:
-        shutil.rmtree(records, ignore_errors=True)
 
 
 @contextmanager
@@ -466,8 +463,7 @@ def _run(
     if training.slots:
         return _run_on_hosts(training, options, files, asks)
     # As the session directory of mpirun: it is gone with this process, however that ends.
-    records = session_directory.create(session_directory.usual_base())
-    try:
+    with session_directory.created(session_directory.usual_base()) as records:
         environment = {**os.environ, **training.environment, "DDL_RECORD_DIR": str(records)}
         rank = rank_argv(training.python, training.command)
         if training.cluster is not None:
@@ -482,8 +478,6 @@ def _run(
             line, environment, training.size, training.folder, files=files, asks=asks
         )
         return ended, _status(training, records)
-    finally:
-        shutil.rmtree(records, ignore_errors=True)
 
 
 def _run_elastic(options: argparse.Namespace, files: terminal.OutputFiles | None) -> int:

@@ -109,6 +109,23 @@ def create(base: Path, prefix: str = _PREFIX) -> Path:
         base: where.
         prefix: of its name; with another than the usual one it is never taken for stale.
     """
+    return _create(base, prefix)[0]
+
+
+@contextmanager
+def created(base: Path, prefix: str = _PREFIX) -> Iterator[Path]:
+    """A new directory as ``create`` makes it, which goes sooner: at the end of the context."""
+    directory, *held = _create(base, prefix)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def _create(base: Path, prefix: str) -> tuple[Path, int, int]:
+    """It, and what holds it: what keeps others from removing it, and what the removal waits for."""
     while True:
         directory = base / f"{prefix}{os.getpid()}-{secrets.token_hex(4)}"
         reader, writer = os.pipe()
@@ -139,7 +156,7 @@ def create(base: Path, prefix: str = _PREFIX) -> Path:
         if directory.exists():
             os.set_inheritable(writer, True)
             os.set_inheritable(descriptor, True)
-            return directory
+            return directory, descriptor, writer
         os.close(descriptor)
         os.close(writer)
 

@@ -420,31 +420,64 @@ def test_ctrl_c_while_hosts_are_waited_for_is_no_traceback(tmp_path):
     assert "Traceback" not in seen.shown
 
 
-def test_hosts_are_cleaned_whoever_is_impatient(monkeypatch, tmp_path):
+class Hosts:
+    """One that does not answer at the end, when there is ``meanwhile`` to do."""
+
+    meanwhile = staticmethod(lambda: None)
+
+    def __init__(self, *_):
+        self.left = []
+
+    look = environment = argv = lambda self, *_: {}
+
+    def finish(self):
+        self.meanwhile()
+        return {"gpu1": "it does not answer"}
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """start(slots): of ranks that end at once."""
+    monkeypatch.setattr(run, "NamedHosts", Hosts)
+    monkeypatch.setattr(run.terminal, "run", lambda *_, **__: run.terminal.Ended(1, "", 0, ()))
+    options = run._parser().parse_args(["--hosts", "gpu1:1", "true"])
+    return lambda slots: run._run(run._Training(["true"], 1, slots=slots), options, None)[1]
+
+
+def test_hosts_are_cleaned_whoever_is_impatient(start, monkeypatch):
     """Ctrl-C at a terminal goes to what reaches the hosts, too."""
     finished = []
 
-    class Hosts:
-        def __init__(self, *_):
-            self.left = []
+    def ask():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        shell = ["sh", "-c", "kill -INT $$; kill -TERM $$; echo whole"]
+        finished.append(subprocess.run(shell, stdout=subprocess.PIPE).stdout)
 
-        look = environment = argv = lambda self, *_: {}
-
-        def finish(self):
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGTERM)
-            shell = ["sh", "-c", "kill -INT $$; kill -TERM $$; echo whole"]
-            finished.append(subprocess.run(shell, stdout=subprocess.PIPE).stdout)
-            return {"gpu1": "it does not answer"}
-
-    monkeypatch.setattr(run, "NamedHosts", Hosts)
-    monkeypatch.setattr(run.terminal, "run", lambda *_, **__: run.terminal.Ended(1, "", 0, ()))
+    monkeypatch.setattr(Hosts, "meanwhile", staticmethod(ask))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    options = run._parser().parse_args(["--hosts", "gpu1:1", "true"])
-    _, status = run._run(run._Training(["true"], 1, slots={"gpu1": 1}), options, None)
-    assert "A host is gone. gpu1: it does not answer." in status.reason
+    assert "A host is gone. gpu1: it does not answer." in start({"gpu1": 1}).reason
     assert finished == [b"whole\n"]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.mark.parametrize("slots", [{}, {"gpu1": 1}])
+def test_nothing_is_open_and_nobody_waits_after_a_start(start, slots):
+    """Elastic jobs start again and again."""
+    before, waited = os.listdir("/proc/self/fd"), waiting()
+    for _ in range(2):
+        start(slots)
+    assert os.listdir("/proc/self/fd") == before
+    until(lambda: waiting() <= waited, 20)
+
+
+def waiting():
+    """The command lines of what waits to remove a directory of this process."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.add(path.read_text(errors="replace"))
+    return {line for line in found if f"-{os.getpid()}-" in line}
 
 
 # A rank is over for half a second, in place of two minutes, before it is not waited for.
