@@ -231,7 +231,9 @@ def parameters_survive_the_form(at: str, parameters: Mapping[str, Parameter]) ->
     for name, one in parameters.items():
         given = (one.default, *one.choices)
         if any(type(value) is int and abs(value) > _MOST_WHOLE for value in given):
-            message = "is rounded by Airflow's form: a run that a person triggers has another number"
+            message = (
+                "is rounded by Airflow's form: a run that a person triggers has another number"
+            )
             fix = "Write it in quotes, as text."
             yield Finding(child(at, name), message, fix)
 
