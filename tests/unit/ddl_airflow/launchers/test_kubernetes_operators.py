@@ -157,6 +157,19 @@ def test_a_train_job_is_what_kubeflows_models_know():
         assert json.loads(known) == made[kind]["spec"]
 
 
+def test_kubeflow_trainer_is_asked_for_one_launcher():
+    """It makes as many pods as the runtime says of what is labelled as its trainer."""
+    made = {one["kind"]: one for one in yaml.safe_load_all(made_by("trainer").render(SPEC).script)}
+    runtime = made["TrainingRuntime"]["spec"]
+    node, mpirun = runtime["template"]["spec"]["replicatedJobs"]
+    label = "trainer.kubeflow.org/trainjob-ancestor-step"
+    assert mpirun["template"]["metadata"]["labels"] == {label: "trainer"}
+    assert runtime["mlPolicy"]["numNodes"] == 1
+    # Of what is called node, as the TrainJob says.
+    assert node["name"] == "node" and "metadata" not in node["template"]
+    assert made["TrainJob"]["spec"]["trainer"]["numNodes"] == SPEC.nodes
+
+
 @either
 def test_the_job_is_found_by_its_handle_alone(operator):
     handle = made_by(operator).expected(SPEC)
