@@ -21,6 +21,7 @@ from ddl_airflow.core.job import JobSpec, JobState
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
 from ddl_airflow.launchers.kubernetes import launcher as module
 from ddl_airflow.launchers.kubernetes.api import Cluster, Refused
+from ddl_airflow.launchers.kubernetes.facts import ENDED_BECAUSE
 from ddl_airflow.launchers.kubernetes.objects import (
     DELAY,
     JOB_ID,
@@ -140,6 +141,33 @@ def test_a_place_that_refuses_says_so_with_whether_that_may_pass(server, handle_
         with pytest.raises(LaunchError, match="no") as caught:
             launcher.conclude(handle, told)
         assert caught.value.retryable is (code == 503)
+
+
+def test_kueues_label_stays_where_the_namespace_has_a_default_queue(server, handle_of, tmp_path):
+    """It would let a job start again that is suspended in another queue, or a queue of no name."""
+    name = server.job("dead/train-1", workers=0, runPolicy={"suspend": False})
+    server.objects["MPIJob"] = server.objects.pop("Job")
+    server.objects["MPIJob"][0]["metadata"]["annotations"]["ddl-airflow/begun"] = "true"
+    handle_of("dead/train-1")
+    launcher = KubernetesLauncher(operator="mpi")
+    handle = launcher.expected(job_in(tmp_path, "dead/train-1"))
+    patch, said = server.patch, []
+
+    def refuse(namespace: str, kind: str, name: str, change: dict) -> None:
+        said.append(change["metadata"]["labels"])
+        if "kueue.x-k8s.io/queue-name" in said[-1]:
+            words = "queue-name must not be empty in namespace with default queue"
+            raise Refused(403, "Forbidden", words)
+        patch(namespace, kind, name, change)
+
+    server.patch = refuse
+    launcher.status(handle)
+    assert said == [
+        {"kueue.x-k8s.io/queue-name": None},
+        {"kueue.x-k8s.io/prebuilt-workload-name": f"{name}-ended"},
+    ]
+    assert server.change["spec"] == {"runPolicy": {"suspend": True}}
+    assert "worker-0 was deleted" in server.change["metadata"]["annotations"][ENDED_BECAUSE]
 
 
 def waits_to_begin(server, **notes: str) -> str:
