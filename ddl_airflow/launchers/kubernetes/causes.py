@@ -51,6 +51,8 @@ from ddl_airflow.launchers.records import is_consequence, killed_on, ranks_statu
 
 # What is told of a job that cannot be looked at: why, and whether that may pass.
 SILENT, AGAIN = "silent", "again"
+# What Kubeflow Trainer's webhook says of a TrainJob whose runtime it does not know, or not yet.
+NOT_KNOWN = "must be created before"
 # Written on it while it waits for its time: what is to be done then.
 WAITS = "ddl-airflow/waits"
 # When it could not begin, the last time, and why: a verdict. Somebody looks at it.
@@ -573,7 +575,8 @@ def refused(error: Refused, namespace: str, one: _Object) -> SubmitFailed:
         "namespaces": "Correct launcher.namespace, or have it made",
     }
     cure = next((f" {cure}." for words, cure in cures.items() if words in said), "")
-    # Room comes back.
-    again = error.retryable or "exceeded quota" in said or error.reason == "AlreadyExists"
+    # Room comes back, and a webhook hears of what there is.
+    passes = "exceeded quota" in said or NOT_KNOWN in said
+    again = error.retryable or passes or error.reason == "AlreadyExists"
     message = f"Kubernetes does not take {what} in namespace {namespace}: {said}.{cure}"
     return SubmitFailed(message, retryable=again)

@@ -30,6 +30,7 @@ from ddl_airflow.launchers.base import Told
 from ddl_airflow.launchers.kubernetes.api import Cluster, Refused
 from ddl_airflow.launchers.kubernetes.causes import (
     AGAIN,
+    NOT_KNOWN,
     SILENT,
     WAITS,
     abandoned,
@@ -60,8 +61,10 @@ _NOT_THERE = frozenset(
     NVIDIA_DRIVER_CAPABILITIES
     """.split()
 )
-# How long what is left of a job that has ended may take to go, and how often that is looked at.
+# How long what is left of a job that has ended may take to go, and how often things are looked at.
 _REMOVED_S = 60.0
+# In which Kubeflow Trainer knows a runtime that has been made.
+_KNOWN_S = 10.0
 _LOOK_S = 0.5
 _OURS = ",".join(f"{name}={value}" for name, value in MANAGED.items())
 
@@ -361,11 +364,23 @@ def _made_anew(
 ) -> dict[str, Any]:
     """The object, also where one of its name is left that nobody needs."""
     try:
-        return cluster.create(namespace, one)
+        return _made(cluster, namespace, one)
     except Refused as error:
         if error.reason != "AlreadyExists" or not _make_way(cluster, namespace, operator, one):
             raise
-    return cluster.create(namespace, one)
+    return _made(cluster, namespace, one)
+
+
+def _made(cluster: Cluster, namespace: str, one: Mapping[str, Any]) -> dict[str, Any]:
+    """The object, also where what it refers to has been made a moment ago."""
+    until = time.monotonic() + _KNOWN_S
+    while True:
+        try:
+            return cluster.create(namespace, one)
+        except Refused as error:
+            if NOT_KNOWN not in error.said or time.monotonic() > until:
+                raise
+        time.sleep(_LOOK_S)
 
 
 def _make_way(cluster: Cluster, namespace: str, operator: Operator, one: Mapping[str, Any]) -> bool:

@@ -489,6 +489,35 @@ def test_a_job_that_runs_is_removed_for_none_of_its_id(submitted, operator):
     assert caught.value.retryable and server.deleted == []
 
 
+@pytest.mark.parametrize("refusals", [2, 1000])
+def test_a_runtime_that_kubeflow_trainer_does_not_know_yet_is_waited_for(
+    tmp_path, monkeypatch, refusals
+):
+    """Its webhook hears of it a moment later than the API server."""
+    server = FullServer()
+    said = "not found: specified trainingRuntime must be created before the TrainJob is created"
+    left = [Refused(403, "Forbidden", said)] * refusals
+    create = server.create
+
+    def late(namespace: str, one: dict) -> dict:
+        if one["kind"] == "TrainJob" and left:
+            raise left.pop()
+        return create(namespace, one)
+
+    server.create = late
+    monkeypatch.setattr(module, "Cluster", lambda *_: server)
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(module, "_KNOWN_S", 0.1, raising=False)
+    launcher = KubernetesLauncher(image="trainer:1", operator="trainer")
+    submission = launcher.render(job_in(tmp_path, "one/train-1"))
+    if refusals == 2:
+        assert launcher.submit(submission).number
+    else:
+        with pytest.raises(SubmitFailed, match="must be created before") as caught:
+            launcher.submit(submission)
+        assert caught.value.retryable and server.deleted == [name_of("one/train-1")]
+
+
 def test_a_job_that_is_being_removed_is_waited_for(submitted, monkeypatch):
     server, launcher, again = submitted("none")
     name = name_of("one/train-1")
