@@ -198,9 +198,9 @@ def _is_ending(facts: Mapping[str, Any], now: float) -> bool:
     alive = [pod for pod in facts["pods"] if is_alive(pod) and not is_overdue(pod, now)]
     if over is not None and now - over < SETTLE_S:
         return bool(workers_of(alive))
-    # Of a node that is drained a launcher's pod has its grace, and ends when all ranks have. A
-    # worker's may be on a node that is cut off. An operator removes pods of any job that has ended.
-    if not failure_of(job) or job.get("operator"):
+    # A launcher's pod has its grace where its node is drained, or where an operator removes it. It
+    # ends when all ranks have. A worker's may be on a node that is cut off.
+    if not failure_of(job) and ENDED_BECAUSE not in annotations_of(job):
         return False
     return any(role_of(pod) == "launcher" and is_deleted(pod) for pod in alive)
 

@@ -18,8 +18,16 @@ from ddl_airflow.core.manifest.load import load_manifest_text
 from ddl_airflow.core.plan import plan
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
 from ddl_airflow.launchers.kubernetes import launcher as module
-from ddl_airflow.launchers.kubernetes.causes import dead, due, judged, outdated, taken_back
+from ddl_airflow.launchers.kubernetes.causes import (
+    Verdict,
+    dead,
+    due,
+    judged,
+    outdated,
+    taken_back,
+)
 from ddl_airflow.launchers.kubernetes.causes import slim as slimmed
+from ddl_airflow.launchers.kubernetes.facts import ENDED_BECAUSE
 from ddl_airflow.launchers.kubernetes.objects import name_of
 from ddl_airflow.launchers.kubernetes.operators import BEGUN, OPERATORS
 from ddl_airflow.launchers.registry import launcher
@@ -345,6 +353,25 @@ def test_kueue_holds_a_job_and_one_that_it_takes_back_is_ended(handle, operator)
     assert taken_back(handle, ended) is None
     assert judged(handle, facts_of(ended, pod_of(operator, 0)), NOW).state is JobState.RUNNING
     assert judged(handle, facts_of(ended), NOW).state is JobState.PREEMPTED
+
+
+@either
+def test_ranks_save_for_as_long_as_the_launchers_pod_has(handle, operator):
+    """Also where Kueue takes the place back, or the time is over: the operator removes all pods."""
+    kept = Verdict(JobState.PREEMPTED, "Kueue took its place back.").dump(NOW - 60)
+    for job in (
+        job_of(operator, suspended=True, **{ENDED_BECAUSE: kept}),
+        job_of(operator, "Failed", "DeadlineExceeded"),
+    ):
+        pods = [pod_of(operator, one, deleted="2027-01-15T08:01:00Z") for one in ("launcher", 0)]
+        facts = facts_of(job, *pods)
+        assert judged(handle, facts, NOW).reason == "is ending"
+        assert judged(handle, facts, NOW + 60 + 90).ended  # its node does not answer
+        pods[0]["status"]["phase"] = "Failed"
+        assert judged(handle, facts, NOW).ended
+    # A job that has not failed has no ranks any more.
+    late = pod_of(operator, "launcher", deleted="2027-01-15T08:01:00Z")
+    assert judged(handle, facts_of(job_of(operator, "Complete"), late), NOW).ended
 
 
 @either
