@@ -324,7 +324,6 @@ def test_mpirun_goes_where_a_worker_was_reached(tmp_path, monkeypatch, says, add
 
     by_name = [f"{pod}.{name}" for pod in pods]
     assert where() == by_name
-    (tmp_path / "addresses").touch(0o600)  # as in a pod: ssh takes none that others may write
     program = tmp_path / "bin" / "ssh"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\necho '{says}'; exec cat\n")
@@ -336,6 +335,38 @@ def test_mpirun_goes_where_a_worker_was_reached(tmp_path, monkeypatch, says, add
         one._held[0]._ssh.communicate()
     one._keep_addresses()
     assert where() == [address or by_name[0], by_name[1]]
+
+
+def test_what_runs_in_pods_keeps_nothing_from_its_group(tmp_path):
+    """In which Airflow's user is, where ranks have another."""
+    (tmp_path / "environment.json").write_text(json.dumps({"PATH": os.environ["PATH"]}))
+    code = (
+        f"import os, pathlib, runpy; pod = runpy.run_path({pod_program.__file__!r}, run_name='x');"
+        f"pod['main'].__globals__['PRIVATE'] = pathlib.Path({str(tmp_path)!r});"
+        "os.umask(0o022); pod['main']()"
+    )
+    around = {**os.environ, "SSH_ORIGINAL_COMMAND": "umask"}
+    words = [sys.executable, "-c", code, "session"]
+    said = subprocess.run(words, env=around, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert int(said, 8) == 0o007
+
+
+def test_keys_and_addresses_are_in_files_that_ssh_takes(tmp_path, monkeypatch):
+    """For themselves, so that what runs in the pod need not write all its files so."""
+    private = tmp_path / "private"
+    monkeypatch.setattr(pod_program, "GIVEN", tmp_path)
+    monkeypatch.setattr(pod_program, "PRIVATE", private)
+    (tmp_path / "key").write_text("a key\n")
+    before = os.umask(0o007)
+    try:
+        pod_program.take_private("key")
+        pod_program.Launcher([], 1.0, tmp_path / "log")._keep_addresses()
+    finally:
+        after = os.umask(before)
+    assert after == 0o007
+    assert (private / "key").read_text() == "a key\n"
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (private, *private.iterdir())}
+    assert modes == {"private": 0o700, "key": 0o600, "addresses": 0o600}
 
 
 def test_the_manifest_in_the_documentation_is_one():
