@@ -125,7 +125,7 @@ def slim(one: _Object) -> dict[str, Any]:
         of = one["involvedObject"]
         return {"of": of.get("name", ""), **{name: one.get(name) for name in ("reason", "message")}}
     kept = (
-        *("name", "uid", "labels", "annotations", "generateName"),
+        *("name", "uid", "labels", "annotations", "generateName", "ownerReferences"),
         *("creationTimestamp", "deletionTimestamp", "resourceVersion"),
     )
     spec = ("nodeName", "hostname", "parallelism", "completions")
@@ -160,6 +160,11 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
     """
     job, pods = facts["job"], facts["pods"]
     if job is None:
+        # One that is deleted in the background is gone at once, and its pods, which are deleted
+        # after it, have their grace.
+        left = [pod for pod in pods if is_deleted(pod) or "ownerReferences" in pod["metadata"]]
+        if any(is_alive(pod) and not is_overdue(pod, now) for pod in left):
+            return JobStatus(JobState.RUNNING, reason="is being ended")
         return _ended(handle, _GONE, pods)
     if is_deleted(job):
         late = [pod for pod in pods if is_overdue(pod, now)]

@@ -272,7 +272,8 @@ class KubernetesLauncher:
             if job is not None and handle.number not in (0, _number(job["metadata"]["uid"])):
                 job = None  # another one, under that name
             # Of another job under that name they are no word on this.
-            found[handle] = {"job": job, "pods": pods[name] if job else [], "events": []}
+            mine = pods[name] if job or name not in named else []
+            found[handle] = {"job": job, "pods": mine, "events": []}
         if any(needs_events(one["job"], one["pods"]) for one in found.values()):
             events = cluster.list(namespace, "Event")
             for one in found.values():

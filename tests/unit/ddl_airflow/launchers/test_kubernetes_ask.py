@@ -170,6 +170,29 @@ def test_kueues_label_stays_where_the_namespace_has_a_default_queue(server, hand
     assert "worker-0 was deleted" in server.change["metadata"]["annotations"][ENDED_BECAUSE]
 
 
+@pytest.mark.parametrize(
+    ("about", "phase", "ended"),
+    [
+        ({"ownerReferences": [{"kind": "Job"}]}, "Running", False),  # it is deleted in a moment
+        ({"deletionTimestamp": ago(-60)}, "Running", False),
+        ({"deletionTimestamp": ago(-60)}, "Failed", True),
+        ({"deletionTimestamp": ago(90)}, "Running", True),  # its node is down
+        ({}, "Running", True),  # nobody deletes it
+    ],
+)
+def test_a_job_that_is_gone_before_its_pods_has_ended_with_them(
+    server, handle_of, about, phase, ended
+):
+    """As `kubectl delete job` has it, in the background."""
+    server.job("one/train-1")
+    server.objects["Job"].clear()
+    for pod in server.objects["Pod"]:
+        pod["metadata"] |= about
+        pod["status"]["phase"] = phase
+    status = KubernetesLauncher().status(handle_of("one/train-1"))
+    assert (status.ended, status.reason == "is being ended") == (ended, not ended)
+
+
 def waits_to_begin(server, **notes: str) -> str:
     """A job with one worker whose time has come."""
     name = server.job("one/train-1", workers=0, parallelism=0)
