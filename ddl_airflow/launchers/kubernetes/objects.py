@@ -48,6 +48,10 @@ NODES = "ddl-airflow/nodes"
 GPUS = "nvidia.com/gpu"
 POD_PROGRAM = Path(__file__).with_name("pod.py")
 
+# What ours are called: Kubeflow Trainer wants a launcher named node.
+CONTAINERS = frozenset(("launcher", "ranks", "node"))
+# Istio's proxy would not end with ours, so that the Job never completes.
+_ALONE = {"sidecar.istio.io/inject": "false"}
 _PORT = 2222
 _HOSTFILE = "/etc/ddl/hostfile"
 # A pod that JobSet makes of it has 18 letters more, and 63 at most.
@@ -240,7 +244,7 @@ def launcher_pod(job: JobSpec, wanted: Wanted) -> dict[str, Any]:
     given = [_from_map(name, "hostfile", "ssh_config", "passwd", "pod.py")]
     given.append(_from_secret(name, "id_ed25519", "known_hosts"))
     return {
-        "metadata": {"labels": _labels(name, "launcher")},
+        "metadata": {"labels": _labels(name, "launcher") | _ALONE},
         "spec": _pod(wanted, container, given),
     }
 
@@ -262,7 +266,7 @@ def worker_pod(job: JobSpec, wanted: Wanted) -> dict[str, Any]:
     given = [_from_map(name, "sshd_config", "passwd", "pod.py")]
     given.append(_from_secret(name, "ssh_host_ed25519_key", "authorized_keys"))
     pod = _pod(wanted, container, given) | {"affinity": _apart(name)}
-    return {"metadata": {"labels": _labels(name, "worker")}, "spec": pod}
+    return {"metadata": {"labels": _labels(name, "worker") | _ALONE}, "spec": pod}
 
 
 def notes(job: JobSpec, wanted: Wanted) -> dict[str, str]:

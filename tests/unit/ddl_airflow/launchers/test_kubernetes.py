@@ -124,6 +124,14 @@ def test_the_time_limit_begins_when_a_job_may_start():
         assert kept == (None if deadline else "600")  # set when it begins
 
 
+def test_istio_puts_no_container_into_the_pods():
+    """One that does not end with mpirun or the ranks: the Job would never complete."""
+    made = yaml.safe_load_all(full().render(SPEC).script)
+    pods = [one.get("spec", {}).get("template", one) for one in made if "spec" in one]
+    labels = [one["metadata"]["labels"] for one in pods if "containers" in one["spec"]]
+    assert [one.get("sidecar.istio.io/inject") for one in labels] == ["false"] * 3
+
+
 def test_kubernetes_finds_no_variables_in_the_words_of_a_command():
     command = "python train.py --name '$(PARAM_KEY)' 'a$$b' $HOME"
     submission = KubernetesLauncher(**SETTINGS, python="/opt/a$$b/python").render(
@@ -417,6 +425,7 @@ def pod_of(number, state=None, *, phase="Running", created=LONG_AGO, conditions=
     if deleted := status.pop("deleted", ""):
         about["deletionTimestamp"] = deleted
     containers = [{"image": "trainer:1", "state": state or {"running": {"startedAt": LONG_AGO}}}]
+    containers[0]["name"] = "launcher" if role == "launcher" else "ranks"
     said = {"phase": phase, "conditions": list(conditions), "containerStatuses": containers}
     return {"metadata": about, "spec": {"nodeName": f"n{number}"}, "status": said | status}
 
@@ -637,6 +646,15 @@ def all_save(handle):
     for rank in range(2):
         record = {"host": f"pod-{rank}", "exit_code": 0, "ended": 2.0, "preempted": {"step": 7}}
         (handle.record_dir / f"rank-{rank}.json").write_text(json.dumps(record))
+
+
+def test_how_a_container_ended_that_was_put_beside_ours_is_no_word_on_the_ranks(handle):
+    """First in the list, and ended as its pod was: others than Istio put some there, too."""
+    killed = pod_of(1, ended_as("OOMKilled", 137), phase="Failed")
+    proxy = {"name": "proxy", "state": ended_as("Completed", 0)}
+    killed["status"]["containerStatuses"].insert(0, proxy)
+    facts = {"job": job_of("Failed", "BackoffLimitExceeded"), "pods": [DONE[0], killed]}
+    assert "launcher.resources.memory" in judged(handle, facts | {"events": []}, NOW).reason
 
 
 def test_a_job_that_saved_before_it_made_room_goes_on_from_there(handle):

@@ -73,6 +73,7 @@ class OneServer:
             pod = {"name": f"{name}-{suffix}", "uid": "u", "creationTimestamp": ago(created)}
             pod["labels"] = {JOB_LABEL: name, ROLE_LABEL: role}
             running = {"state": {"running": {"startedAt": ago(created)}}}
+            running["name"] = "launcher" if role == "launcher" else "ranks"
             status = {"phase": "Running", "containerStatuses": [running]}
             self.objects["Pod"].append(
                 {"metadata": pod, "spec": {"nodeName": "n"}, "status": status}

@@ -245,6 +245,8 @@ def pod_of(operator, number, state=None, phase="Running", created=LONG_AGO, dele
     about |= {"labels": {"ddl-airflow/role": role}, "creationTimestamp": created}
     about |= {"deletionTimestamp": deleted} if deleted else {}
     containers = [{"image": "trainer:1", "state": state or {"running": {"startedAt": LONG_AGO}}}]
+    names = {"worker": "ranks", "launcher": "node" if operator == "trainer" else "launcher"}
+    containers[0]["name"] = names[role]
     said = {"phase": phase, "containerStatuses": containers} | status
     one = {"metadata": about, "spec": {"nodeName": f"n{number}", "hostname": host}, "status": said}
     return slimmed(one)
