@@ -503,6 +503,11 @@ def _of_pod(pod: _Object, events: Sequence[_Object], cleaned: bool) -> Verdict |
         return Verdict(JobState.FAILED, why, permanent=True, pod=name)
     if end.get("exitCode") == _UNUSABLE and (said := message_of(end).get("said")):
         return Verdict(JobState.FAILED, f"{place_of(pod)}: {said}.", permanent=True, pod=name)
+    if reason and not end and not is_alive(pod):
+        # Its kubelet: the node had less than the scheduler knew, or a device is broken.
+        words = message.strip().rstrip(".")
+        why = f"{place_of(pod)} was not taken by its node ({reason}): {words}."
+        return Verdict(JobState.LOST, why, pod=name)
     return None
 
 

@@ -33,6 +33,7 @@ from ddl_airflow.launchers.kubernetes.causes import (
     left_over,
     needs_events,
     refused,
+    why_ended,
 )
 from ddl_airflow.launchers.kubernetes.launcher import make_keys
 from ddl_airflow.launchers.kubernetes.objects import completed, name_of
@@ -904,6 +905,22 @@ def test_a_job_that_cannot_go_on_is_ended(handle, pod, state, permanent):
         ended = job_of("Failed", "DeadlineExceeded", annotations=kept)
         status = judged(handle, facts | {"job": ended}, NOW)
         assert (status.state, status.reason) == (state, verdict.reason)
+
+
+@pytest.mark.parametrize("number", [1, "launcher"])
+def test_a_pod_that_its_node_does_not_take_says_why(handle, number):
+    why = {"reason": "UnexpectedAdmissionError", "message": "Pod was rejected: no device. "}
+    # Newer kubelets tell of containers that they never made.
+    for told in ({"containerStatuses": []}, {}):
+        pods = {1: pod_of(1), "launcher": LAUNCHER}
+        pods[number] = pod_of(number, waiting("ContainerCreating"), phase="Failed", **why, **told)
+        facts = {"job": job_of(), "pods": [pod_of(0), *pods.values()], "events": []}
+        if number == "launcher":
+            facts["job"] = job_of("Failed", "BackoffLimitExceeded")
+        verdict = dead(facts, NOW) or why_ended(facts)
+        assert verdict.state is JobState.LOST and not verdict.permanent
+        words = "(UnexpectedAdmissionError): Pod was rejected: no device."
+        assert verdict.reason.endswith(f"on node n{number} was not taken by its node {words}")
 
 
 def test_a_worker_that_lost_its_launcher_names_the_launchers_node():
