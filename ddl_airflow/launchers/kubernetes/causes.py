@@ -168,9 +168,11 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
         return _ended(handle, _GONE, pods)
     if is_deleted(job):
         late = [pod for pod in pods if is_overdue(pod, now)]
-        if late:
-            return _ended(handle, _node_lost(late[0]), pods)
-        if over_since(job) is None or any(map(is_alive, pods)):
+        if lost := [pod for pod in late if is_alive(pod) and "nodeName" in pod["spec"]]:
+            return _ended(handle, _node_lost(lost[0]), pods)
+        # A finalizer, such as Kueue's, may keep others that are late, and with them the job.
+        alive = [pod for pod in pods if is_alive(pod) and pod not in late]
+        if alive or (over_since(job) is None and not late):
             return JobStatus(JobState.RUNNING, reason="is being ended")
         # Its pods are deleted with it, which explains nothing.
         return _ended(handle, _said_by(job) or _GONE, pods)

@@ -40,6 +40,7 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 WORKLOAD_LABEL = "kueue.x-k8s.io/prebuilt-workload-name"
 _GROUP_LABEL = "kueue.x-k8s.io/pod-group-name"
 _GROUP_SIZE = "kueue.x-k8s.io/pod-group-total-count"
+_GROUP_RETRIES = "kueue.x-k8s.io/retriable-in-group"
 START_TIMEOUT = "ddl-airflow/start-timeout-s"
 DELAY = "ddl-airflow/delay-s"
 # Of a Job that is to wait, whose deadline is set when it begins.
@@ -304,7 +305,9 @@ def _worker(job: JobSpec, wanted: Wanted, name: str, node: int) -> dict[str, Any
     made["metadata"]["labels"] |= template["metadata"]["labels"]
     if wanted.queue:
         made["metadata"]["labels"] |= {QUEUE_LABEL: wanted.queue, _GROUP_LABEL: name}
-        made["metadata"]["annotations"][_GROUP_SIZE] = str(job.nodes)
+        # No pod comes in place of one that failed: Kueue is to let go of what has ended.
+        group = {_GROUP_SIZE: str(job.nodes), _GROUP_RETRIES: "false"}
+        made["metadata"]["annotations"] |= group
     made["spec"] = template["spec"] | {"hostname": worker_name(name, node), "subdomain": name}
     return made
 

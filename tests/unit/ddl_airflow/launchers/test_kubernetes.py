@@ -768,6 +768,30 @@ def test_a_job_that_is_deleted_has_ended_when_it_is_gone_or_its_node_is_lost(han
     assert judged(handle, {"job": None, "pods": [], "events": []}, NOW).state is JobState.LOST
 
 
+@pytest.mark.parametrize("condition", ["", "Failed"])
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed", "Pending"])
+def test_a_node_is_not_down_where_a_finalizer_keeps_a_pod(handle, condition, phase):
+    """As Kueue's, that has ended, or never had a node."""
+    kept = pod_of(0, phase=phase, deleted=LONG_AGO)
+    if phase == "Pending":
+        del kept["spec"]["nodeName"]
+    job = job_of(condition, deletionTimestamp=LONG_AGO)
+    facts = {"job": job, "pods": [kept], "events": []}
+    status = judged(handle, facts, NOW)
+    assert (status.state, "it was cancelled" in status.reason) == (JobState.LOST, True)
+    # Another one saves.
+    facts["pods"].append(pod_of(1, deleted="2027-01-15T08:01:00Z"))
+    assert judged(handle, facts, NOW).reason == "is being ended"
+
+
+def test_kueue_lets_pods_go_that_have_ended_in_whatever_way():
+    """Else it waits for others in place of those that failed."""
+    made = yaml.safe_load_all(full().render(SPEC).script)
+    pods = [one["metadata"] for one in made if one["kind"] == "Pod"]
+    notes = [one["annotations"].get("kueue.x-k8s.io/retriable-in-group") for one in pods]
+    assert notes == ["false"] * SPEC.nodes
+
+
 def unschedulable(said, reason="Unschedulable"):
     return [{"type": "PodScheduled", "status": "False", "reason": reason, "message": said}]
 
