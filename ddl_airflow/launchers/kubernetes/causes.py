@@ -149,6 +149,22 @@ def needs_events(job: _Object | None, pods: Sequence[_Object]) -> bool:
     return bool(failure_of(job) or missing_hosts(job, pods) or unmade or not plain)
 
 
+def waits_as(job: _Object, pods: Sequence[_Object]) -> str:
+    """How a job waits whose events say no more than for what; empty where they may say more."""
+    if has_finished(job) or missing_hosts(job, pods):
+        return ""
+    states = []
+    for pod in pods:
+        status = pod["status"]
+        if status.get("phase") not in ("Pending", "Running") or is_deleted(pod):
+            return ""
+        reasons = [condition_of(pod, "PodScheduled", "False").get("reason")]
+        for one in status.get("containerStatuses", ()):
+            reasons.append(one.get("state", {}).get("waiting", {}).get("reason"))
+        states.append([name_in(pod), status["phase"], *reasons])
+    return json.dumps(states)
+
+
 def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus:
     """The status of a job.
 

@@ -39,6 +39,7 @@ from ddl_airflow.launchers.kubernetes.causes import (
     outdated,
     refused,
     slim,
+    waits_as,
 )
 from ddl_airflow.launchers.kubernetes.facts import is_deleted, over_since
 from ddl_airflow.launchers.kubernetes.objects import (
@@ -63,14 +64,17 @@ _NOT_THERE = frozenset(
 )
 # How long what is left of a job that has ended may take to go, and how often things are looked at.
 _REMOVED_S = 60.0
+_LOOK_S = 0.5
 # In which Kubeflow Trainer knows a runtime that has been made.
 _KNOWN_S = 10.0
-_LOOK_S = 0.5
+# All events of a namespace are asked for: so often for a job that only waits.
+_EVENTS_S = 60.0
 _OURS = ",".join(f"{name}={value}" for name, value in MANAGED.items())
 
 
 class KubernetesLauncher:
-    """See ``ddl_airflow.launchers.base.Scheduler``. Keeps nothing: any instance knows any job.
+    """See ``ddl_airflow.launchers.base.Scheduler``. Keeps nothing that others lack: any instance
+    knows any job.
 
     Args:
         image: of the pods; without it no job can be rendered, and every job found.
@@ -112,6 +116,8 @@ class KubernetesLauncher:
         self._others = others
         # By context and id of a connection, with what that was when it was looked up.
         self._clusters: dict[tuple[str, str], tuple[AirflowConnection | None, Cluster]] = {}
+        # How a job waited when events were asked for, when that was, and what they said of it.
+        self._kept: dict[JobHandle, tuple[str, float, list[dict[str, Any]]]] = {}
 
     def find_connections(self, find: FindConnection) -> None:
         """As ``ddl_airflow.launchers.base.Connecting``."""
@@ -274,12 +280,7 @@ class KubernetesLauncher:
             # Of another job under that name they are no word on this.
             mine = pods[name] if job or name not in named else []
             found[handle] = {"job": job, "pods": mine, "events": []}
-        if any(needs_events(one["job"], one["pods"]) for one in found.values()):
-            events = cluster.list(namespace, "Event")
-            for one in found.values():
-                if one["job"]:
-                    name = one["job"]["metadata"]["name"]
-                    one["events"] = [slim(event) for event in events if _about(event, name)]
+        self._add_events(cluster, namespace, found)
         now = time.time()
         place = Place(cluster, namespace, operator)
         told: dict[JobHandle, Told] = {}
@@ -300,6 +301,29 @@ class KubernetesLauncher:
                 with suppress(LaunchError):
                     place.delete(operator.kind, job)
         return told
+
+    def _add_events(
+        self, cluster: Cluster, namespace: str, found: Mapping[JobHandle, dict[str, Any]]
+    ) -> None:
+        """Where they are needed; of jobs that only wait, those of before for a while."""
+        asking = {
+            handle: waits_as(one["job"], one["pods"])
+            for handle, one in found.items()
+            if needs_events(one["job"], one["pods"])
+        }
+        now = time.time()
+        kept = {of: one for of, one in self._kept.items() if now - one[1] < _EVENTS_S}
+        self._kept = kept
+        if all(how and of in kept and kept[of][0] == how for of, how in asking.items()):
+            for handle in asking:
+                found[handle]["events"] = kept[handle][2]
+            return
+        events = cluster.list(namespace, "Event")
+        for handle, one in found.items():
+            if one["job"]:
+                name = one["job"]["metadata"]["name"]
+                one["events"] = [slim(event) for event in events if _about(event, name)]
+                kept[handle] = (asking.get(handle, ""), now, one["events"])
 
     def conclude(self, handle: JobHandle, told: Told) -> JobStatus:
         """What the cluster says while it lives; then what the ranks' records say.

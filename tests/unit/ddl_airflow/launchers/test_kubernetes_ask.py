@@ -194,6 +194,42 @@ def test_a_job_that_is_gone_before_its_pods_has_ended_with_them(
     assert (status.ended, status.reason == "is being ended") == (ended, not ended)
 
 
+def test_events_are_asked_for_once_a_minute_while_a_job_only_waits(server, handle_of, monkeypatch):
+    """All of the namespace are asked for, and a job may wait for days."""
+    name = server.job("one/train-1")
+    status = server.objects["Pod"][1]["status"]
+    status["phase"] = "Pending"
+    (container,) = status["containerStatuses"]
+    container["state"] = {"waiting": {"reason": "ContainerCreating"}}
+    event = {"involvedObject": {"name": f"{name}-worker-0"}, "reason": "FailedMount"}
+    server.objects["Event"].append(event | {"message": "not there"})
+    listed, lists = [], server.list
+
+    def count(namespace: str, kind: str, **query: str) -> list[dict]:
+        listed.append(kind)
+        return lists(namespace, kind, **query)
+
+    server.list = count
+    launcher, handle = KubernetesLauncher(), handle_of("one/train-1")
+    for _ in range(3):
+        assert "not there" in launcher.status(handle).reason
+    assert listed.count("Event") == 1
+    container["state"]["waiting"]["reason"] = "ImagePullBackOff"
+    launcher.status(handle)
+    assert listed.count("Event") == 2
+    with monkeypatch.context() as context:
+        context.setattr(module, "_EVENTS_S", 0.0, raising=False)
+        launcher.status(handle)
+    assert listed.count("Event") == 3
+    status["phase"] = "Failed"  # what happened to it is asked at once, and each time
+    for _ in range(2):
+        launcher.ask([handle])
+    assert listed.count("Event") == 5
+    status["phase"] = "Running"
+    launcher.ask([handle])
+    assert listed.count("Event") == 5
+
+
 def waits_to_begin(server, **notes: str) -> str:
     """A job with one worker whose time has come."""
     name = server.job("one/train-1", workers=0, parallelism=0)
