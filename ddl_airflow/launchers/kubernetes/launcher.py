@@ -68,7 +68,7 @@ _LOOK_S = 0.5
 # In which Kubeflow Trainer knows a runtime that has been made.
 _KNOWN_S = 10.0
 # All events of a namespace are asked for: so often for a job that only waits.
-_EVENTS_S = 60.0
+_EVENTS_S = 15.0
 _OURS = ",".join(f"{name}={value}" for name, value in MANAGED.items())
 
 

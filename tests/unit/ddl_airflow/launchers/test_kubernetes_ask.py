@@ -194,7 +194,7 @@ def test_a_job_that_is_gone_before_its_pods_has_ended_with_them(
     assert (status.ended, status.reason == "is being ended") == (ended, not ended)
 
 
-def test_events_are_asked_for_once_a_minute_while_a_job_only_waits(server, handle_of, monkeypatch):
+def test_events_are_asked_for_now_and_then_while_a_job_only_waits(server, handle_of, monkeypatch):
     """All of the namespace are asked for, and a job may wait for days."""
     name = server.job("one/train-1")
     status = server.objects["Pod"][1]["status"]
