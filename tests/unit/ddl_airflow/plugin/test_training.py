@@ -554,7 +554,8 @@ def test_the_trainings_of_a_dag_are_not_cut_for_those_of_others(workspace, clien
 
     monkeypatch.setattr(trainings, "_MOST", 3)
     of = {"code": {"digest": "c", "files": ["train.py"] * 1000}}
-    old = kept(workspace, "weekly", "old", {"state": "published"}, stage_data=of)
+    ranks = {"environment": {"launcher": "ssh", "settings": {"A": "1"}, "versions": {"keras": "3"}}}
+    old = kept(workspace, "weekly", "old", {"state": "published"}, stage_data=of, train=ranks)
     os.utime(old.kept, (1, 1))
     for number in range(5):
         kept(workspace, "sweep", f"r{number}", {"state": "published"})
@@ -566,6 +567,7 @@ def test_the_trainings_of_a_dag_are_not_cut_for_those_of_others(workspace, clien
     assert (line["run_id"], answer["left_out"]) == ("old", 0)
     # What the table does not show is not sent for each of them.
     assert line["facts"]["code"] == {"digest": "c"}
+    assert line["facts"]["environment"] == {"launcher": "ssh"}
     assert client.get("/trainings?dag_id=..").json()["trainings"] == []
 
 
