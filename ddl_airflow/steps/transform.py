@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from contextlib import suppress
 from typing import Any
 
 from ddl_airflow.core import environment, errors
@@ -49,9 +50,7 @@ class Transform(ScriptTry[TransformStep]):
         if has_part(layout, "train") and not read_part(layout, "train")["result"]["wrote_model"]:
             # Of an earlier try: SavedModelBuilder refuses a folder that is there, and what is found
             # in the end must be what these commands wrote.
-            if layout.model.is_symlink():  # which rmtree leaves
-                layout.model.unlink()
-            shutil.rmtree(layout.model, ignore_errors=True)
+            self._remove_model()
         for number, command in enumerate(self.step.commands):
             check_command(command, layout.code, self.python)
             name = f"transform-{self.context.try_number}-{number}"
@@ -64,6 +63,22 @@ class Transform(ScriptTry[TransformStep]):
             )
         report = self._saved_model(["--written"])
         return {"transform": self.step.commands} | report
+
+    def _remove_model(self) -> None:
+        model = self.layout.model
+        if model.is_symlink():  # which rmtree leaves
+            model.unlink()
+        shutil.rmtree(model, ignore_errors=True)
+        if model.exists():  # its script may have closed it to all but the ranks' user
+            name = f"remove-{self.context.try_number}"
+            words = ["rm", "-rf", str(model)]
+            with suppress(errors.JobFailed):
+                self.run_once(name, shlex.join(words), self.layout.logs / "remove", {})
+        if model.exists():
+            raise errors.TransformError(
+                f"{model}, of an earlier try, cannot be removed. It is of user id "
+                f"{model.stat().st_uid}: remove it as that user, and clear transform."
+            )
 
     def _built_in(self) -> dict[str, Any]:
         layout = self.layout

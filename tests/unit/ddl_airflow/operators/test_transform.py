@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import textwrap
 
 import pytest
@@ -73,6 +74,24 @@ def test_a_model_of_an_earlier_try_is_not_taken_for_this_ones(
     with pytest.raises(AirflowFailException, match="wrote no SavedModel"):
         transform("print(1)", commands=["python export.py"]).execute(context_of("forming"))
     assert not os.path.lexists(layout.model)
+
+
+@pytest.mark.parametrize("by_its_user", [True, False])
+def test_a_model_that_is_closed_to_airflow_is_removed_by_its_user_or_the_step_fails(
+    transform, layout, context_of, monkeypatch, by_its_user
+):
+    """As one of the ranks' user is, where the script has taken the group's rights away."""
+    write_part(layout, "train", {"result": {"wrote_model": False}})
+    layout.model.mkdir()
+    (layout.model / "saved_model.pb").touch()
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    said = "wrote no SavedModel"
+    if not by_its_user:
+        said = rf"model, of an earlier try, .* user id {os.geteuid()}: remove it"
+        monkeypatch.setattr(Transform, "run_once", lambda *_: None)
+    with pytest.raises(AirflowFailException, match=f"TransformError: .*{said}"):
+        transform("print(1)", commands=["python export.py"]).execute(context_of("forming"))
+    assert layout.model.exists() is not by_its_user
 
 
 def test_whose_user_it_runs_as_is_said_whatever_trains(
