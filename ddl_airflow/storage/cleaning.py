@@ -195,7 +195,8 @@ def _left_in(root: Path, dry_run: bool) -> Iterator[Removed]:
     """Copies of code, and folders of links, that were half made when somebody was killed; and what
     was there of a training before the last, as far as it could not be deleted then.
     """
-    for path in _folders(root, hidden=True):
+    inside = (root, root / "experiment")
+    for path in (one for folder in inside for one in _folders(folder, hidden=True)):
         if path.name.startswith((".code-", PART_PREFIX, REMOVING)) and not path.is_symlink():
             yield Removed("left by a killed task", str(path), _size(path))
             if not dry_run:

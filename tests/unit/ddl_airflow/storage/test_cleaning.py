@@ -218,7 +218,7 @@ def test_folders_that_ranks_keep_private_stop_nobodys_cleaning(run, tmp_path, mo
     assert left(tmp_path) == []
 
 
-LEFT = (".code-abc", ".ddl-part-abc", ".removing-abc")
+LEFT = (".code-abc", ".ddl-part-abc", ".removing-abc", "experiment/.removing-def")
 
 
 def test_what_killed_tasks_left_goes_and_what_is_being_made_stays(run, tmp_path):
@@ -227,6 +227,7 @@ def test_what_killed_tasks_left_goes_and_what_is_being_made_stays(run, tmp_path)
         (layout.root / ".code-abc").mkdir()
         (layout.root / ".ddl-part-abc").mkdir()
         (layout.root / ".removing-abc").mkdir()
+        (layout.root / "experiment" / ".removing-def").mkdir(parents=True)
     age(killed.root, 3)
     for keep in (Rules(), KEEP):
         found = [one.place for one in clean_workspace(tmp_path, keep, dry_run=True)]
