@@ -17,6 +17,13 @@ from ddl_airflow.lineage.record import drop_parts, has_part, read_part, write_pa
 from ddl_airflow.steps.base import ScriptTry
 
 _KINDS = {"CheckpointMissing": errors.CheckpointMissing, "ModelRejected": errors.ModelRejected}
+# What ddl_ops.saved_model and ddl_ops.serving_trial write into the report.
+_REPORTED = (
+    *("framework", "tensorflow", "base_graph", "checkpoint", "checkpoint_step", "signatures"),
+    *("sample", "rows", "prediction", "labels", "accuracy", "no_accuracy"),
+    *("warnings", "files", "seconds"),
+)
+_LONGEST = 10_000
 
 
 class Transform(ScriptTry[TransformStep]):
@@ -127,13 +134,17 @@ class Transform(ScriptTry[TransformStep]):
                 raise failed from None
             if "error" in said:
                 kind = _KINDS.get(str(said.get("kind")), errors.TransformError)
-                raise kind(str(said["error"])) from failed
+                raise kind(str(said["error"])[:_LONGEST]) from failed
             raise
         return _sound(read_object(layout.transform_report, layout.workspace))
 
 
 def _sound(report: dict[str, Any]) -> dict[str, Any]:
-    """Returns the report. Raises TransformError if what is read of it is not what it should be."""
+    """What ddl_ops.saved_model says in the report, which a script may have written.
+
+    Raises:
+        TransformError: what is read of it is not what it should be.
+    """
     accuracy = report.get("accuracy")
     number = accuracy is None or type(accuracy) is float or accuracy in (0, 1)
     step = report.get("checkpoint_step")  # None: the checkpoint's name tells none
@@ -142,7 +153,8 @@ def _sound(report: dict[str, Any]) -> dict[str, Any]:
     texts = (report.get("checkpoint", ""), sample or "", report.get("no_accuracy", ""))
     said = all(isinstance(text, str) for text in texts)
     if number and known and said and type(report.get("rows", 0)) is int:
-        return report
+        told = {name: report[name] for name in _REPORTED if name in report}
+        return {n: one[:_LONGEST] if isinstance(one, str) else one for n, one in told.items()}
     raise errors.TransformError(
         "ddl/transform.json: accuracy, sample, rows, checkpoint or checkpoint_step is not what "
         "ddl_ops.saved_model writes there. A command of the training must not write that file."

@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.plan import TransformStep
-from ddl_airflow.lineage.record import write_part
+from ddl_airflow.lineage.record import read_part, write_part
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.operators.transform import TransformOperator
 from ddl_airflow.site import training_of
@@ -207,6 +207,26 @@ def test_a_report_that_is_not_ours_is_refused(transform, layout, context_of, mon
     with pytest.raises(AirflowException, match=r"TransformError: ddl/transform\.json"):
         transform().execute(context_of("forming"))
     assert not (layout.kept / "lineage" / "transform.json").exists()
+
+
+def test_of_a_report_only_what_ours_says_goes_into_the_record(
+    transform, layout, context_of, monkeypatch
+):
+    """A script writes in that folder: what other steps noted of the model is not its to say."""
+    ours = {"framework": "keras", "tensorflow": "2.16.2", "base_graph": None}
+    ours |= {"checkpoint": "model-3.keras", "checkpoint_step": 3, "signatures": {"predict": {}}}
+    ours |= {"sample": "a.npz", "rows": 9, "prediction": {"class": [1]}, "labels": [1]}
+    ours |= {"accuracy": 1.0, "no_accuracy": "", "warnings": [], "files": [], "seconds": 0.5}
+    others = ("went_on_from", "goodput", "proof", "evaluation", "metrics", "transform")
+
+    def wrote(self, *_):
+        said = ours | dict.fromkeys(others, []) | {"no_accuracy": "x" * 99_999}
+        layout.transform_report.write_text(json.dumps(said))
+
+    monkeypatch.setattr(Transform, "run_once", wrote)
+    transform().execute(context_of("forming"))
+    kept = read_part(layout, "transform")["result"]
+    assert kept == ours | {"no_accuracy": "x" * 10_000}
 
 
 def test_a_checkpoint_may_have_a_name_that_tells_no_step(
