@@ -141,9 +141,13 @@ def _parameter(one: Any) -> Param:
     schema: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
     if one.choices:
         schema["enum"] = list(one.choices)
+    # Airflow's form takes what is empty for null, and no field without a value that wants one.
+    empty = one.default == ""
+    if empty and one.choices:
+        schema["enum"].append(None)
     return Param(
         one.default,
         description=one.description or None,
-        type=one.type,
+        type=["null", one.type] if empty else one.type,
         **schema,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from copy import copy
 from functools import cache
 from typing import Any, Literal
 
@@ -91,7 +92,7 @@ def _notifier(manifest: Manifest, one: Notification, event: str, at: str) -> Any
         subject, body = _MAILS[event]
         arguments.setdefault("subject", subject)
         arguments.setdefault("html_content", body + _RUN % _run_url())
-    kind = _class_of(one.notifier)
+    kind = _filled_in_anew(_class_of(one.notifier))
     try:
         if one.notifier == SMTP_NOTIFIER:
             return _sent_anyway(kind)(event, at, arguments)
@@ -99,6 +100,20 @@ def _notifier(manifest: Manifest, one: Notification, event: str, at: str) -> Any
     except (TypeError, ValueError) as error:
         fix = f"Give arguments: as {one.notifier} documents them."
         raise _invalid(manifest, at, f"{type(error).__name__}: {error}", fix) from error
+
+
+@cache
+def _filled_in_anew(kind: type[Any]) -> type[Any]:
+    """The notifier, filled in for each call: Airflow's own is so once, for good, and its DAG
+    processor calls one and the same for each run that failed.
+    """
+
+    class Anew(kind):  # type: ignore[misc]
+        def __call__(self, *args: Any) -> None:
+            super(Anew, copy(self)).__call__(*args)
+
+    Anew.__name__, Anew.__qualname__ = kind.__name__, kind.__qualname__
+    return Anew
 
 
 @cache

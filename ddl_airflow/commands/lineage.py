@@ -159,7 +159,7 @@ def _show_run(so_far: Path, *, as_json: bool) -> int:
     try:
         record = json.loads(so_far.read_bytes())
         story = described_run(record)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DdlError(f"{so_far} is damaged ({type(error).__name__}: {error}).") from error
     print(json.dumps(record, indent=2) if as_json else story)
     return 0
@@ -379,7 +379,7 @@ def read_record(store: ObjectStore) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(store.read_bytes(LINEAGE))
         _ = [file["key"] for file in record["result"]["files"]]
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise _no_lineage(store, error) from error
     return record
 

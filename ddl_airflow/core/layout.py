@@ -336,6 +336,11 @@ class RunLayout:
         if self.ranks_group is not None:
             share_folder(folder, self.workspace, self.ranks_group)
 
+    def drop_experiment_copy(self) -> None:
+        """Removes the copy of a named experiment, whatever it is."""
+        if self.experiment_id and os.path.lexists(self.experiment_copy):
+            _put_away(self.experiment_copy)
+
     def restart(self) -> None:
         """Moves what a training has left to ``replaced``, in place of what was there before.
 
@@ -345,9 +350,7 @@ class RunLayout:
         """
         if not self.restart_requested.exists() or self.restart_requested.read_text() != _MOVING:
             if self.replaced.exists():
-                # The ranks' user may have left what only that one may delete.
-                aside = self.replaced.rename(self.root / f"{REMOVING}{uuid.uuid4().hex}")
-                shutil.rmtree(aside, ignore_errors=True)
+                _put_away(self.replaced)
             self.replaced.mkdir(_OURS, parents=True)
             self.restart_requested.write_text(_MOVING)
         own = () if self.experiment_id else (self.experiment,)
@@ -360,3 +363,11 @@ class RunLayout:
                 path.replace(self.replaced / path.name)
         self.create()
         self.open_to_ranks()
+
+
+def _put_away(path: Path) -> None:
+    """Removes a folder or a link; the ranks' user may have left what only that one may delete."""
+    aside = path.rename(path.with_name(f"{REMOVING}{uuid.uuid4().hex}"))
+    if aside.is_symlink():
+        aside.unlink()
+    shutil.rmtree(aside, ignore_errors=True)

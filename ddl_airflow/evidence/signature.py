@@ -124,7 +124,7 @@ def signer(signature: bytes) -> str:
     try:
         material = json.loads(signature)["verificationMaterial"]
         return str(material["publicKey"]["hint"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return ""
 
 

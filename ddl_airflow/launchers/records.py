@@ -44,6 +44,13 @@ _TIMES = ("started", "ended", "asked_to_end", "released")
 _TEXTS = ("host", "task", "reason", "python", "cpu")
 _LARGEST = 2**53  # a float holds it exactly
 _LONGEST = 10_000
+# Of a record, in which a message that is not ASCII may take more than one MiB; and of what is
+# listed in it more than any rank has to say: the shim writes some ten versions, and as many
+# settings of at most 200 characters each.
+_MOST_BYTES = 4 * 2**20
+_MOST_GPUS = 32
+_MOST_FACTS = 100
+_LONGEST_FACT = 200
 # Of what an exception says before TensorFlow's trace of the graph is taken out.
 _LONGEST_MESSAGE = 200_000
 _MOST_FILES = 1_000
@@ -70,14 +77,15 @@ def read_records(handle: JobHandle, *, running: bool = False) -> dict[int, dict[
             left out.
 
     Raises:
-        LaunchError: a record is a link, or holds no JSON object, or the file system does not give
-            it.
+        LaunchError: a record is a link, or larger than 4 MiB, or holds no JSON object, or the file
+            system does not give it.
     """
     records = {}
     for rank in range(handle.world_size):
         path = handle.record_dir / f"rank-{rank}.json"
         try:
-            records[rank] = _sound(read_object(path, run_folder(handle))) | {"rank": rank}
+            said = read_object(path, run_folder(handle), _MOST_BYTES)
+            records[rank] = _sound(said) | {"rank": rank}
         except FileNotFoundError:
             continue
         except (FileRefused, OSError) as error:
@@ -123,18 +131,21 @@ def _sound(said: dict[str, Any]) -> dict[str, Any]:
     if type(code) is int and 0 <= code <= 255 and "ended" in record:
         record["exit_code"] = code
     if isinstance(gpus := said.get("gpus"), list):
-        record["gpus"] = [_text(one) for one in gpus if isinstance(one, str)]
+        models = [_text(one, _LONGEST_FACT) for one in gpus if isinstance(one, str)]
+        record["gpus"] = models[:_MOST_GPUS]
     for facts in ("versions", "settings"):
         if isinstance(told := said.get(facts), dict):
+            sound = [(name, one) for name, one in told.items() if isinstance(one, str)]
             record[facts] = {
-                _text(name): _text(one) for name, one in told.items() if isinstance(one, str)
+                _text(name, _LONGEST_FACT): _text(one, _LONGEST_FACT)
+                for name, one in sound[:_MOST_FACTS]
             }
     if isinstance(exception := said.get("exception"), dict):
         raised, line, bases = (exception.get(name) for name in ("t", "line", "bases"))
         record["exception"] = {
             "t": float(raised) if _is_number(raised) else 0.0,
             "line": line if type(line) is int and _is_number(line) else 0,
-            "bases": [one for one in bases if isinstance(one, str)]
+            "bases": [one for one in bases[:_MOST_FACTS] if isinstance(one, str)]
             if isinstance(bases, list)
             else [],
             **{name: _text(exception.get(name) or "") for name in ("type", "file")},
@@ -169,9 +180,9 @@ def _sentence(message: str) -> str:
     return " ".join(" ".join(lines).split()) or message
 
 
-def _text(value: object) -> str:
+def _text(value: object, longest: int = _LONGEST) -> str:
     """What can be shown and written as UTF-8."""
-    return str(value)[:_LONGEST].encode("utf-8", "replace").decode()
+    return str(value)[:longest].encode("utf-8", "replace").decode()
 
 
 def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:

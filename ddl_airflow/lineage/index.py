@@ -53,8 +53,8 @@ _READERS = 16
 _MOST_COMPARED = 2_000
 _RECORD = re.compile(rf"([^/]+/{PUBLICATION})/({SUCCESS}|{RETIRED}|{re.escape(LINEAGE)})")
 
-# What parsing and looking into somebody's JSON may raise.
-_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+# What parsing and looking into somebody's JSON may raise; ArithmeticError: of numbers too large.
+_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError)
 
 # What the index says of one publication; ``summary`` makes it.
 Summary = dict[str, Any]
@@ -480,7 +480,7 @@ def _of_record(store: ObjectStore, publication: str, marked: float) -> Summary |
         marked: when the object that marks it changed, in seconds since 1970.
     """
     # Gone meanwhile; or a file of somebody else's, of which `lineage` says that it is damaged.
-    with suppress(SourceMissing, OSError, OverflowError, *_DAMAGED):
+    with suppress(SourceMissing, OSError, *_DAMAGED):
         record = json.loads(store.read_bytes(f"{publication}/{LINEAGE}"))
         place = store.at(publication)
         marker = marker_of(place) or marker_of(place, RETIRED)

@@ -20,6 +20,8 @@ FILE = "weights.jsonl"
 KEY = f"logs/{FILE}"  # among what is published
 _DIGITS = 16  # of a tensor's digest
 _MOST_BYTES = 64 * 2**20
+# What parsing and looking into somebody's JSON may raise; ArithmeticError: of infinity as a number.
+_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def read_notes(body: bytes) -> list[Note]:
                 first = False
             else:
                 notes.append(Note(int(said["step"]), tensors, _digests(said, len(tensors))))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except _DAMAGED as error:
         raise FileRefused(f"{FILE} holds no notes ({type(error).__name__}: {error}).") from None
     return notes
 

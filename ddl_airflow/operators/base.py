@@ -458,7 +458,7 @@ class StepOperator(PrototypedOperator):
         self._airflow = context
         with airflow_errors(), self._noting_failure(context):
             self.take_fixed(context)
-            context["params"] = self._with_whole_numbers(context["params"])
+            context["params"] = self._as_the_form_means(context["params"])
             for name, value in self.filled_in(context, jinja_env).items():
                 setattr(self, name, value)
         for name in self.template_fields:
@@ -503,22 +503,24 @@ class StepOperator(PrototypedOperator):
                 raise no_value(name, _text(value), rendered) from None
         return filled
 
-    def _with_whole_numbers(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The run's values, with an int for each integer of the form.
+    def _as_the_form_means(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The run's values, with an int for each integer of the form, and "" for an empty text.
 
-        In JSON Schema, to which Airflow holds them, 4.0 is one, and a script that wants 4 may fail.
+        In JSON Schema, to which Airflow holds them, 4.0 is an integer, and a script that wants 4
+        may fail. An empty text comes as null.
         """
         dag = self.get_dag()
         form: Any = dag.params if dag is not None else {}
-        return {
-            name: int(value)
-            if isinstance(value, float)
-            and value.is_integer()
-            and name in form
-            and _is_integer(form.get_param(name))
-            else value
-            for name, value in params.items()
-        }
+        meant = dict(params)
+        for name, value in params.items():
+            if name not in form:
+                continue
+            field = form.get_param(name)
+            if isinstance(value, float) and value.is_integer() and _is_integer(field):
+                meant[name] = int(value)
+            elif value is None and "section" not in field.schema:  # a parameter of the manifest
+                meant[name] = ""
+        return meant
 
     def take_fixed(self, context: Any) -> None:
         """Takes fields and parameters as the run began with them, if it has staged its data."""

@@ -57,16 +57,17 @@ class SetProductionOperator(BaseOperator):
         asked, run = context["params"], context["dag_run"]
         by = f"{run.triggering_user_name or 'nobody'}, run {run.run_id} of {run.dag_id}"
         with airflow_errors():
-            if asked["action"] == _PROMOTE and not asked["to"]:
+            to, reason = asked["to"] or "", asked["reason"] or ""
+            if asked["action"] == _PROMOTE and not to:
                 raise NoSuchModel("to: which one? Enter a training's id or its place.")
             move = promote if asked["action"] == _PROMOTE else rollback
             store = store_of(self._reference)
             pointer = move(
                 store,
                 asked["model"],
-                asked["to"],
+                to,
                 by=by,
-                reason=asked["reason"],
+                reason=reason,
                 mark=f"{run.dag_id} {run.run_id}",
             )
             digest = _digest(store.at(pointer["publication"]))
@@ -114,16 +115,19 @@ def production_dag(results: str, conn_id: str = "", dag_id: str = "ddl-productio
         dag_id,
         description=f"Go back to an earlier model in {results}, or on to another",
         schedule=None,
+        # Nothing starts it but a person, who would else wait for a model that never comes back.
+        is_paused_upon_creation=False,
         params={
             "model": Param("", type="string", minLength=1, title="DAG that trains the model"),
             "action": Param(_ROLLBACK, enum=[_ROLLBACK, _PROMOTE]),
+            # Without null Airflow's form wants something in them.
             "to": Param(
-                "",
-                type="string",
+                None,
+                type=["null", "string"],
                 title="To",
                 description="Training or publication; to go back, empty for the one before",
             ),
-            "reason": Param("", type="string", title="Why, for the history"),
+            "reason": Param(None, type=["null", "string"], title="Why, for the history"),
         },
         tags={"ddl"},
     ) as dag:

@@ -27,6 +27,7 @@ MOST_POINTS = 4000
 _PIECE = 1 << 20
 # In one answer: about 500,000 lines. Who asks again gets the rest.
 _MOST_BYTES = 64 * _PIECE
+_MOST_POINTS_READ = 2_000_000  # of lines that are shorter than any of ours
 _MOST_METRICS = 100
 _MOST_JOBS = 1000
 _MOST_GAPS = 100
@@ -113,9 +114,12 @@ def read_curves(
         if again:
             at = Cursor()
         at.first = first
+        taken = 0
         for line in _lines(file, at):
-            _take(line, at, started, metrics)
-        more = file.tell() < size
+            taken += _take(line, at, started, metrics)
+            if taken >= _MOST_POINTS_READ:
+                break
+        more = file.tell() < size or taken >= _MOST_POINTS_READ
     drawn = sum(len(parts.jobs) for parts in metrics.values())
     limit = max(8, min(points, MOST_POINTS, _MOST_DRAWN // max(1, drawn)))
     return {
@@ -147,7 +151,9 @@ def _take(
     at: Cursor,
     started: Sequence[float],
     metrics: dict[str, _Parts],
-) -> None:
+) -> int:
+    """Takes what a line says, and returns how many points that was."""
+    taken = 0
     said, t, source = line.get("step"), line.get("t"), line.get("source")
     step = int(said) if isinstance(said, int | float) and said >= 0 else None
     job = at.job
@@ -174,6 +180,8 @@ def _take(
         metrics[name].source = of
         part = metrics[name].jobs.setdefault(at.job, {})
         part[at.step if step is None else step] = number_of(value)
+        taken += 1
+    return taken
 
 
 def _text(value: object) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 import os
 import re
 from collections import deque
@@ -18,6 +19,7 @@ _PIECE = 64 * 1024
 _TAIL = 64 * 1024
 _MOST_FOUND = 200
 _MOST_SEARCHED = 256 * 1024 * 1024
+_AT_ONCE = 1024 * 1024
 _LONGEST_LINE = 1000
 
 
@@ -94,11 +96,17 @@ def lines_with(file: BinaryIO, words: str) -> dict[str, Any]:
     found: deque[dict[str, Any]] = deque(maxlen=_MOST_FOUND)
     count = 0
     file.seek(at)
-    # A line may be as long as the log.
-    while at < size and (line := file.readline(_PIECE)):
-        at += len(line)
-        text = line.decode("utf-8", "replace").rstrip("\n")
-        if sought in text.casefold():
-            count += 1
-            found.append({"text": text[:_LONGEST_LINE], "end": at})
+    while at < size and (piece := file.read(min(_AT_ONCE, size - at))):
+        piece += file.readline(_PIECE)  # the rest of its last line
+        if sought not in piece.decode("utf-8", "replace").casefold():
+            at += len(piece)
+            continue
+        lines = io.BytesIO(piece)
+        # A line may be as long as the log.
+        while line := lines.readline(_PIECE):
+            at += len(line)
+            text = line.decode("utf-8", "replace").rstrip("\n")
+            if sought in text.casefold():
+                count += 1
+                found.append({"text": text[:_LONGEST_LINE], "end": at})
     return {"found": list(found), "more": count - len(found), "searched": searched}

@@ -245,6 +245,8 @@ def _job(
 def _records(
     folder: Path, root: Path, files: Unchanged, budget: Budget
 ) -> Iterator[tuple[int, dict[str, Any]]]:
+    if budget.spent:
+        return
     numbers = (re.fullmatch(r"rank-(\d{1,9})\.json", path.name) for path in folder.glob("rank-*"))
     for rank in sorted(int(match[1]) for match in numbers if match)[:_MOST_RANKS]:
         with suppress(FileRefused, OSError):
@@ -368,7 +370,7 @@ def read_communication(layout: RunLayout, files: Unchanged | None = None) -> dic
     """
     files, budget = files or Unchanged(), Budget(_MOST_OF_RANKS)
     with suppress(FileRefused, OSError):
-        if told := files.read(layout.statistics, layout.workspace, _spent):
+        if told := files.read(layout.statistics, layout.workspace, _spent, budget=budget):
             return {"ended": True, **told}
     for folder in layout.all_records()[-1:]:
         ranks = []

@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 _MOST = 2000
 _TAIL = 16 * 1024
+_NO_COLUMN = (("code", "files"), ("environment", "settings"), ("environment", "versions"))
 
 
 class Trainings:
@@ -126,7 +127,9 @@ def _read_line(layout: RunLayout) -> dict[str, Any] | None:
         if isinstance(value, int | float) or is_word(value)
     }
     failure, made = read_failure(layout), facts(record)
-    made.get("code", {}).pop("files", None)  # may be thousands, and no column has them
+    # May be thousands, and no column has them.
+    for section, name in _NO_COLUMN:
+        made.get(section, {}).pop(name, None)
     publication, results = outcome.get("publication"), outcome.get("results")
     changed = max(_stamp(path)[0] for path in (layout.kept / "record.json", layout.progress)) / 1e9
     return {

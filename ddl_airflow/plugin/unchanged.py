@@ -7,6 +7,7 @@ nothing changes. To look at a file costs far less than to read it.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,12 +19,14 @@ from ddl_airflow.core.errors import FileRefused
 _Part = TypeVar("_Part")
 _MOST = 20_000
 _MOST_BYTES = 16 * 2**20
+# In one answer: with what ranks say elsewhere fewer than are kept, or each would be read each time.
+_MOST_FILES = 15_000
 # A file that was written within that time may be written once more without its times telling.
 _SETTLED_S = 2.0
 
 
 class Budget:
-    """How many bytes may be read for one answer: ranks may write what they like.
+    """How much may be read for one answer: ranks may write what they like.
 
     Args:
         left: bytes.
@@ -31,6 +34,18 @@ class Budget:
 
     def __init__(self, left: int) -> None:
         self._left = left
+        self._files = _MOST_FILES
+
+    @property
+    def spent(self) -> bool:
+        """Whether no further file may be looked at."""
+        return self._files <= 0
+
+    def look(self, path: Path) -> None:
+        """Raises FileRefused if it is one file too many."""
+        if self.spent:
+            raise FileRefused(f"{path} is one of too many files for a page.")
+        self._files -= 1
 
     def take(self, path: Path, size: int) -> None:
         """Raises FileRefused if the file would be more than is left."""
@@ -48,6 +63,7 @@ class Unchanged:
 
     def __init__(self) -> None:
         self._known: dict[tuple[Path, object], tuple[Any, Any]] = {}
+        self._lock = threading.Lock()
         self.reads = 0
 
     def read(
@@ -64,12 +80,14 @@ class Unchanged:
         Args:
             path, root: as ``read_object`` has them.
             part: a function of a module: what it took before counts for it alone.
-            budget: of the answer that it is for; what was read before takes nothing of it.
+            budget: of the answer that it is for; what was read before takes no bytes of it.
             most_bytes: of the file.
 
         Raises:
             FileRefused, OSError: as ``read_object``; FileRefused, too, if the budget is spent.
         """
+        if budget is not None:
+            budget.look(path)
         stat = os.lstat(path)
         # Before the file is read: one that is replaced meanwhile is read again next time.
         stamp = (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino, stat.st_dev)
@@ -82,7 +100,9 @@ class Unchanged:
             budget.take(path, min(stat.st_size, most_bytes))
         taken = part(read_object(path, root, most_bytes))
         if time.time() - stat.st_mtime > _SETTLED_S:
-            if len(self._known) >= _MOST:
-                self._known.clear()
-            self._known[path, part] = (stamp, taken)
+            with self._lock:
+                self._known.pop((path, part), None)
+                if len(self._known) >= _MOST:
+                    del self._known[next(iter(self._known))]  # the oldest
+                self._known[path, part] = (stamp, taken)
         return taken

@@ -11,7 +11,7 @@ from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.command import check_command
 from ddl_airflow.core.errors import EvaluationInvalid, FileRefused, QualityTooLow
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.markdown import escaped, table
+from ddl_airflow.core.markdown import code, table
 from ddl_airflow.core.metrics import (
     COMMAND,
     TRAINING,
@@ -238,8 +238,10 @@ def _table(
         for other in serving(now, name)[-1:]:
             serves = shown(other.value)
             if not one.like(other):
-                serves += f" ({escaped(other.measured_on)})"
+                serves += f" ({code(other.measured_on, in_table=True)})"
         asked = bound if one is decides else ""
-        rows.append((escaped(name), shown(one.value), serves, escaped(one.measured_on), asked))
+        # As code, of which nothing is a link: names are the training's.
+        told, on = (code(text, in_table=True) for text in (name, one.measured_on))
+        rows.append((told, shown(one.value), serves, on, asked))
     said = table(("metric", "this model", "production", "measured on", "asked for"), rows)
     return said if now is not None else f"{said}\n\nNo model is in production yet."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
@@ -181,8 +180,7 @@ class Train(ScriptTry[TrainStep]):
             if job.averages:
                 job = replace(job, trained_before=self._trained_before(job))
             begin_training(layout, anew=again)
-            if layout.experiment_id and layout.experiment_copy.exists():
-                shutil.rmtree(layout.experiment_copy)
+            layout.drop_experiment_copy()
             # What is half-written here is newer than what is whole in the store.
             self._leave_whole_checkpoints()
             if saves is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from contextlib import suppress
 from typing import Any
 
 from ddl_airflow.core import environment, errors
@@ -16,6 +17,13 @@ from ddl_airflow.lineage.record import drop_parts, has_part, read_part, write_pa
 from ddl_airflow.steps.base import ScriptTry
 
 _KINDS = {"CheckpointMissing": errors.CheckpointMissing, "ModelRejected": errors.ModelRejected}
+# What ddl_ops.saved_model and ddl_ops.serving_trial write into the report.
+_REPORTED = (
+    *("framework", "tensorflow", "base_graph", "checkpoint", "checkpoint_step", "signatures"),
+    *("sample", "rows", "prediction", "labels", "accuracy", "no_accuracy"),
+    *("warnings", "files", "seconds"),
+)
+_LONGEST = 10_000
 
 
 class Transform(ScriptTry[TransformStep]):
@@ -49,9 +57,7 @@ class Transform(ScriptTry[TransformStep]):
         if has_part(layout, "train") and not read_part(layout, "train")["result"]["wrote_model"]:
             # Of an earlier try: SavedModelBuilder refuses a folder that is there, and what is found
             # in the end must be what these commands wrote.
-            if layout.model.is_symlink():  # which rmtree leaves
-                layout.model.unlink()
-            shutil.rmtree(layout.model, ignore_errors=True)
+            self._remove_model()
         for number, command in enumerate(self.step.commands):
             check_command(command, layout.code, self.python)
             name = f"transform-{self.context.try_number}-{number}"
@@ -64,6 +70,22 @@ class Transform(ScriptTry[TransformStep]):
             )
         report = self._saved_model(["--written"])
         return {"transform": self.step.commands} | report
+
+    def _remove_model(self) -> None:
+        model = self.layout.model
+        if model.is_symlink():  # which rmtree leaves
+            model.unlink()
+        shutil.rmtree(model, ignore_errors=True)
+        if model.exists():  # its script may have closed it to all but the ranks' user
+            name = f"remove-{self.context.try_number}"
+            words = ["rm", "-rf", str(model)]
+            with suppress(errors.JobFailed):
+                self.run_once(name, shlex.join(words), self.layout.logs / "remove", {})
+        if model.exists():
+            raise errors.TransformError(
+                f"{model}, of an earlier try, cannot be removed. It is of user id "
+                f"{model.stat().st_uid}: remove it as that user, and clear transform."
+            )
 
     def _built_in(self) -> dict[str, Any]:
         layout = self.layout
@@ -112,13 +134,17 @@ class Transform(ScriptTry[TransformStep]):
                 raise failed from None
             if "error" in said:
                 kind = _KINDS.get(str(said.get("kind")), errors.TransformError)
-                raise kind(str(said["error"])) from failed
+                raise kind(str(said["error"])[:_LONGEST]) from failed
             raise
         return _sound(read_object(layout.transform_report, layout.workspace))
 
 
 def _sound(report: dict[str, Any]) -> dict[str, Any]:
-    """Returns the report. Raises TransformError if what is read of it is not what it should be."""
+    """What ddl_ops.saved_model says in the report, which a script may have written.
+
+    Raises:
+        TransformError: what is read of it is not what it should be.
+    """
     accuracy = report.get("accuracy")
     number = accuracy is None or type(accuracy) is float or accuracy in (0, 1)
     step = report.get("checkpoint_step")  # None: the checkpoint's name tells none
@@ -127,7 +153,8 @@ def _sound(report: dict[str, Any]) -> dict[str, Any]:
     texts = (report.get("checkpoint", ""), sample or "", report.get("no_accuracy", ""))
     said = all(isinstance(text, str) for text in texts)
     if number and known and said and type(report.get("rows", 0)) is int:
-        return report
+        told = {name: report[name] for name in _REPORTED if name in report}
+        return {n: one[:_LONGEST] if isinstance(one, str) else one for n, one in told.items()}
     raise errors.TransformError(
         "ddl/transform.json: accuracy, sample, rows, checkpoint or checkpoint_step is not what "
         "ddl_ops.saved_model writes there. A command of the training must not write that file."

@@ -195,7 +195,8 @@ def _left_in(root: Path, dry_run: bool) -> Iterator[Removed]:
     """Copies of code, and folders of links, that were half made when somebody was killed; and what
     was there of a training before the last, as far as it could not be deleted then.
     """
-    for path in _folders(root, hidden=True):
+    inside = (root, root / "experiment")
+    for path in (one for folder in inside for one in _folders(folder, hidden=True)):
         if path.name.startswith((".code-", PART_PREFIX, REMOVING)) and not path.is_symlink():
             yield Removed("left by a killed task", str(path), _size(path))
             if not dry_run:
@@ -365,20 +366,25 @@ def _last_change(layout: RunLayout) -> float:
     # Not the run's own folder: to look whether anybody works in it changes that.
     looked_at = (layout.kept, layout.state, layout.logs, layout.result, layout.checkpoints)
     changes = [_newest(folder, depth=1) for folder in looked_at if folder.is_dir()]
-    changes += [one.stat().st_mtime for one in (layout.code, layout.staged) if one.is_dir()]
+    changes += [_changed(one.stat()) for one in (layout.code, layout.staged) if one.is_dir()]
     if layout.experiment.is_dir():
         changes.append(_newest(layout.experiment))
-    return max(changes, default=layout.root.stat().st_mtime)
+    return max(changes, default=_changed(layout.root.stat()))
+
+
+def _changed(found: os.stat_result) -> float:
+    # A script may give its files a time that is to come (utime); not so that of their inodes.
+    return min(found.st_mtime, found.st_ctime)
 
 
 def _newest(folder: Path, depth: int = 99) -> float:
-    newest = folder.stat().st_mtime
+    newest = _changed(folder.stat())
     # It may be the ranks' user's alone.
     with suppress(PermissionError, FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             # Gone meanwhile; or a rank has closed it, or made it deeper than a path may be long.
             with suppress(OSError):
-                newest = max(newest, entry.stat(follow_symlinks=False).st_mtime)
+                newest = max(newest, _changed(entry.stat(follow_symlinks=False)))
                 if depth > 1 and entry.is_dir(follow_symlinks=False):
                     newest = max(newest, _newest(Path(entry), depth - 1))
     return newest

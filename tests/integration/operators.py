@@ -273,6 +273,10 @@ class StandIn:
                 self._pod(one, pod, template, labels, host, "", "")
             return
         spec = jobs["launcher"]["template"]["spec"]
+        # What has the label of its trainer: its mpirun, of which there is to be one.
+        label = jobs["launcher"]["template"]["metadata"]["labels"]
+        assert label == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+        spec["parallelism"] = spec["completions"] = runtime["spec"]["mlPolicy"]["numNodes"]
         pods = [self._api.read(SPACE, "Pod", pod) for pod in names]
         end = None
         if self._api.read(SPACE, "Job", job):
@@ -341,7 +345,10 @@ class StandIn:
                 python, *words = container["command"]
                 container["command"] = [python, "-c", _BLIND, *words]
             spec = {"backoffLimit": policy["backoffLimit"], "template": made}
-            for field in ("activeDeadlineSeconds", "ttlSecondsAfterFinished"):
+            for field in (
+                *("activeDeadlineSeconds", "ttlSecondsAfterFinished"),
+                *("parallelism", "completions"),
+            ):
                 if field in policy:
                     spec[field] = policy[field]
             self._make(one, "batch/v1", "Job", name, spec=spec)

@@ -97,6 +97,9 @@ def test_two_ranks_train_in_pods_that_a_stand_in_for_the_operator_makes(
             assert included(sent[made["kind"]], made["spec"])  # nothing is pruned
     one.until(lambda: one.status().state is JobState.RUNNING, "running")
     nodes = [one.pod_of(node)["spec"]["nodeName"] for node in (0, 1)]
+    launchers = f"ddl-airflow/job={one.name},ddl-airflow/role=launcher"
+    pods = one.cluster.kubectl("-n", SPACE, "get", "pods", "-l", launchers, "-o", "name")
+    assert len(pods.split()) == 1
     status = one.wait()
     assert status.state is JobState.SUCCEEDED, (status, one.said())
     assert set(nodes) == set(NODES)

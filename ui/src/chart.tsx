@@ -121,7 +121,16 @@ export function Chart(
       plot.current = null;
     };
   }, [shape]);
-  useEffect(() => plot.current?.setData(data), [data]);
+  useEffect(() => {
+    const drawn = plot.current;
+    if (!drawn) return;
+    const { min, max } = drawn.scales.x!;
+    const [first, last] = [drawn.data[0][0], drawn.data[0].at(-1)];
+    // Who looks closer goes on looking there.
+    const closer = min != null && max != null && first !== undefined && (min > first || max < last!);
+    drawn.setData(data, !closer);
+    if (closer) drawn.setScale("x", { min, max });
+  }, [data]);
 
   const last = lines.at(-1);
   const gaps = lines.flatMap((line) => line.gaps);

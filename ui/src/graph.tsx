@@ -73,26 +73,28 @@ function About({ node }: { node: Node }) {
 
 // The DAG by which production is set in these results, if the site has one: as production_dag of
 // ddl_airflow.operators.production makes it, whose description names them.
-async function productionDag(results: string): Promise<string> {
-  interface Dag { dag_id: string; description: string | null; tags: { name: string }[] }
+interface Dag { dag_id: string; is_paused: boolean; description: string | null; tags: { name: string }[] }
+
+async function productionDag(results: string): Promise<Dag | null> {
   for (let seen = 0, total = 1; seen < total; ) {
     // Airflow gives no more than 100 at a time, unless the site has set another limit.
     const told = await ask<{ dags: Dag[]; total_entries: number }>(`${API}/dags?tags=ddl&limit=100&offset=${seen}`);
     if (!told.dags.length) break;
     total = told.total_entries;
     seen += told.dags.length;
-    for (const { dag_id, description, tags } of told.dags) {
+    for (const found of told.dags) {
+      const { dag_id, description, tags } = found;
       // Those of manifests have their framework's tag, too.
       if (tags.length !== 1 || !description?.includes(` in ${results}, `)) continue;
       const { tasks } = await ask<{ tasks: { operator_name: string }[] }>(`${API}/dags/${encodeURIComponent(dag_id)}/tasks`);
-      if (tasks.some((task) => task.operator_name === "SetProductionOperator")) return dag_id;
+      if (tasks.some((task) => task.operator_name === "SetProductionOperator")) return found;
     }
   }
-  return "";
+  return null;
 }
 
 function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => void }) {
-  const [by, setBy] = useState("");
+  const [by, setBy] = useState<Dag | null>(null);
   const [to, setTo] = useState("");
   const [reason, setReason] = useState("");
   const [told, setTold] = useState("");
@@ -102,7 +104,7 @@ function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => v
   useEffect(() => {
     (async () => {
       const found = graph.results && (await productionDag(graph.results));
-      if (found && (await ask<{ trigger: boolean }>(`rights/${encodeURIComponent(found)}`)).trigger) setBy(found);
+      if (found && (await ask<{ trigger: boolean }>(`rights/${encodeURIComponent(found.dag_id)}`)).trigger) setBy(found);
     })().catch(() => undefined); // without the right nothing is offered
   }, [graph.results]);
   if (!by || !model) return null;
@@ -119,8 +121,9 @@ function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => v
     const conf = { model: dag, action: move, to: move === "promote" ? publication : before, reason };
     try {
       const body = JSON.stringify({ logical_date: null, conf });
-      const run = await ask<{ dag_run_id: string }>(`${API}/dags/${encodeURIComponent(by)}/dagRuns`, { method: "POST", body });
-      setTold(`Asked for: run ${run.dag_run_id} of ${by}.`);
+      const run = await ask<{ dag_run_id: string }>(`${API}/dags/${encodeURIComponent(by.dag_id)}/dagRuns`, { method: "POST", body });
+      const waits = by.is_paused ? " It waits: that DAG is paused. Switch it on." : "";
+      setTold(`Asked for: run ${run.dag_run_id} of ${by.dag_id}.${waits}`);
       dialog.current?.close();
       setTimeout(done, 5000);
     } catch (error) {
@@ -186,8 +189,14 @@ export function Lineage({ place }: { place: Place }) {
   const [waiting, setWaiting] = useState<Task | null>(null);
   const [error, setError] = useState("");
   const [chosen, setChosen] = useState("");
+  const [reads, setReads] = useState(0);
   const read = (fresh: boolean) => {
-    ask<Graph>(`graph/${path}${fresh ? "?fresh=true" : ""}`).then(setGraph, (told: Error) => setError(told.message));
+    ask<Graph>(`graph/${path}${fresh ? "?fresh=true" : ""}`)
+      .then((told) => {
+        setError("");
+        setGraph(told);
+      }, (told: Error) => setError(told.message))
+      .finally(() => setReads((reads) => reads + 1));
     tasksOf(place.dag, place.run).then(
       (tasks) => setWaiting(tasks.find((task) => task.state === "awaiting_input" && task.operator_name === "ApproveOperator") ?? null),
       () => setWaiting(null),
@@ -195,21 +204,18 @@ export function Lineage({ place }: { place: Place }) {
   };
   useEffect(() => read(false), [path]);
   // A store may be slow; who waits for it longer than that is told.
-  const [asked, setAsked] = useState(0);
   useEffect(() => {
-    if (!graph?.pending || asked > 15) return;
-    const timer = setTimeout(() => {
-      setAsked(asked + 1);
-      read(false);
-    }, 2000);
+    if (!graph || !(graph.pending || error) || reads > 16) return;
+    const timer = setTimeout(() => read(false), 2000);
     return () => clearTimeout(timer);
-  }, [graph]);
-  if (error) return <p role="alert" class="lost">Cannot read the lineage: {error}</p>;
-  if (!graph) return <p id="empty">Reading …</p>;
+  }, [reads]);
+  const failed = error && <p role="alert" class="lost">Cannot read the lineage: {error}</p>;
+  if (!graph) return failed || <p id="empty">Reading …</p>;
   const node = graph.nodes.find((one) => one.id === chosen) ?? graph.nodes.find((one) => one.kind === "model") ?? graph.nodes.at(-1)!;
   return (
     <>
       <h1>Lineage <span class="source">of <a href={go({ view: "run", dag: place.dag, run: place.run })}>{place.dag} {place.run}</a></span></h1>
+      {failed}
       {waiting && <Approve place={place} task={waiting} done={() => read(true)} />}
       <Picture graph={graph} chosen={node.id} choose={setChosen} />
       {graph.unknown && <p class="source">Whether it is in production is not known: {graph.unknown}.</p>}

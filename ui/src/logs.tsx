@@ -5,6 +5,7 @@ import { bytes, count, printed } from "./words";
 interface Shown { text: string; start: number; end: number; size: number }
 
 const LONGEST = 2 * 1024 * 1024; // characters; of what was read long ago, the file has it
+const BEHIND = 128 * 1024; // bytes; two answers
 const nothing: Shown = { text: "", start: 0, end: 0, size: 0 };
 
 // A rank's log: its end first, then what is added; earlier lines and the whole on request.
@@ -30,9 +31,11 @@ export function Logs(
     return again(async () => {
       if (!held.current.follow) return false;
       const known = held.current.shown;
-      const part = await ask<LogPart>(`log-part/${place}${known?.end ? `?after=${known.end}` : ""}`);
+      let part = await ask<LogPart>(`log-part/${place}${known?.end ? `?after=${known.end}` : ""}`);
       const box = pre.current;
       held.current.stays = !known || !box || box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+      // Far behind, as after hours in a tab that nobody saw: who looks at the end is shown the end.
+      if (held.current.stays && part.size - part.end > BEHIND) part = await ask<LogPart>(`log-part/${place}`);
       if (known && part.start === known.end) {
         if (part.text) {
           const text = (known.text + part.text).slice(-LONGEST); // as it was printed

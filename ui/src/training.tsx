@@ -336,7 +336,7 @@ export function Training({ place }: { place: Place }) {
       const after = taken(now.known, news);
       if (after !== now.known) setKnown(after);
       now.known = after;
-      now.whole ||= after.points;
+      if (news.more || !now.whole) now.whole = after.points; // a long one comes in several answers
       // Of a training that goes on for days: all of it in fewer points again, once it has doubled.
       if (after.points > 2 * now.whole + 8 * POINTS * Math.max(1, after.curves.size)) {
         now.cursor = "";

@@ -51,6 +51,8 @@ from ddl_airflow.launchers.records import is_consequence, killed_on, ranks_statu
 
 # What is told of a job that cannot be looked at: why, and whether that may pass.
 SILENT, AGAIN = "silent", "again"
+# What Kubeflow Trainer's webhook says of a TrainJob whose runtime it does not know, or not yet.
+NOT_KNOWN = "must be created before"
 # Written on it while it waits for its time: what is to be done then.
 WAITS = "ddl-airflow/waits"
 # When it could not begin, the last time, and why: a verdict. Somebody looks at it.
@@ -123,7 +125,7 @@ def slim(one: _Object) -> dict[str, Any]:
         of = one["involvedObject"]
         return {"of": of.get("name", ""), **{name: one.get(name) for name in ("reason", "message")}}
     kept = (
-        *("name", "uid", "labels", "annotations", "generateName"),
+        *("name", "uid", "labels", "annotations", "generateName", "ownerReferences"),
         *("creationTimestamp", "deletionTimestamp", "resourceVersion"),
     )
     spec = ("nodeName", "hostname", "parallelism", "completions")
@@ -147,6 +149,22 @@ def needs_events(job: _Object | None, pods: Sequence[_Object]) -> bool:
     return bool(failure_of(job) or missing_hosts(job, pods) or unmade or not plain)
 
 
+def waits_as(job: _Object, pods: Sequence[_Object]) -> str:
+    """How a job waits whose events say no more than for what; empty where they may say more."""
+    if has_finished(job) or missing_hosts(job, pods):
+        return ""
+    states = []
+    for pod in pods:
+        status = pod["status"]
+        if status.get("phase") not in ("Pending", "Running") or is_deleted(pod):
+            return ""
+        reasons = [condition_of(pod, "PodScheduled", "False").get("reason")]
+        for one in status.get("containerStatuses", ()):
+            reasons.append(one.get("state", {}).get("waiting", {}).get("reason"))
+        states.append([name_in(pod), status["phase"], *reasons])
+    return json.dumps(states)
+
+
 def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus:
     """The status of a job.
 
@@ -158,12 +176,19 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
     """
     job, pods = facts["job"], facts["pods"]
     if job is None:
+        # One that is deleted in the background is gone at once, and its pods, which are deleted
+        # after it, have their grace.
+        left = [pod for pod in pods if is_deleted(pod) or "ownerReferences" in pod["metadata"]]
+        if any(is_alive(pod) and not is_overdue(pod, now) for pod in left):
+            return JobStatus(JobState.RUNNING, reason="is being ended")
         return _ended(handle, _GONE, pods)
     if is_deleted(job):
         late = [pod for pod in pods if is_overdue(pod, now)]
-        if late:
-            return _ended(handle, _node_lost(late[0]), pods)
-        if over_since(job) is None or any(map(is_alive, pods)):
+        if lost := [pod for pod in late if is_alive(pod) and "nodeName" in pod["spec"]]:
+            return _ended(handle, _node_lost(lost[0]), pods)
+        # A finalizer, such as Kueue's, may keep others that are late, and with them the job.
+        alive = [pod for pod in pods if is_alive(pod) and pod not in late]
+        if alive or (over_since(job) is None and not late):
             return JobStatus(JobState.RUNNING, reason="is being ended")
         # Its pods are deleted with it, which explains nothing.
         return _ended(handle, _said_by(job) or _GONE, pods)
@@ -196,9 +221,9 @@ def _is_ending(facts: Mapping[str, Any], now: float) -> bool:
     alive = [pod for pod in facts["pods"] if is_alive(pod) and not is_overdue(pod, now)]
     if over is not None and now - over < SETTLE_S:
         return bool(workers_of(alive))
-    # Of a node that is drained a launcher's pod has its grace, and ends when all ranks have. A
-    # worker's may be on a node that is cut off. An operator removes pods of any job that has ended.
-    if not failure_of(job) or job.get("operator"):
+    # A launcher's pod has its grace where its node is drained, or where an operator removes it. It
+    # ends when all ranks have. A worker's may be on a node that is cut off.
+    if not failure_of(job) and ENDED_BECAUSE not in annotations_of(job):
         return False
     return any(role_of(pod) == "launcher" and is_deleted(pod) for pod in alive)
 
@@ -496,6 +521,11 @@ def _of_pod(pod: _Object, events: Sequence[_Object], cleaned: bool) -> Verdict |
         return Verdict(JobState.FAILED, why, permanent=True, pod=name)
     if end.get("exitCode") == _UNUSABLE and (said := message_of(end).get("said")):
         return Verdict(JobState.FAILED, f"{place_of(pod)}: {said}.", permanent=True, pod=name)
+    if reason and not end and not is_alive(pod):
+        # Its kubelet: the node had less than the scheduler knew, or a device is broken.
+        words = message.strip().rstrip(".")
+        why = f"{place_of(pod)} was not taken by its node ({reason}): {words}."
+        return Verdict(JobState.LOST, why, pod=name)
     return None
 
 
@@ -573,7 +603,8 @@ def refused(error: Refused, namespace: str, one: _Object) -> SubmitFailed:
         "namespaces": "Correct launcher.namespace, or have it made",
     }
     cure = next((f" {cure}." for words, cure in cures.items() if words in said), "")
-    # Room comes back.
-    again = error.retryable or "exceeded quota" in said or error.reason == "AlreadyExists"
+    # Room comes back, and a webhook hears of what there is.
+    passes = "exceeded quota" in said or NOT_KNOWN in said
+    again = error.retryable or passes or error.reason == "AlreadyExists"
     message = f"Kubernetes does not take {what} in namespace {namespace}: {said}.{cure}"
     return SubmitFailed(message, retryable=again)

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from ddl_airflow.launchers.kubernetes.objects import DELAY, NODES, ROLE_LABEL, worker_name
+from ddl_airflow.launchers.kubernetes.objects import (
+    CONTAINERS,
+    DELAY,
+    NODES,
+    ROLE_LABEL,
+    worker_name,
+)
 
 # Written on the job when it was ended because it could not go on: why.
 ENDED_BECAUSE = "ddl-airflow/ended-because"
@@ -122,9 +128,8 @@ def runs(pod: _Object) -> bool:
 
 
 def containers_of(pod: _Object) -> Sequence[_Object]:
-    """How the containers of a pod are."""
-    found: Sequence[_Object] = pod["status"].get("containerStatuses", ())
-    return found
+    """How the containers of a pod are, but for those that others put beside ours."""
+    return [one for one in pod["status"].get("containerStatuses", ()) if one["name"] in CONTAINERS]
 
 
 def end_of(pod: _Object) -> _Object:

@@ -30,6 +30,7 @@ from ddl_airflow.launchers.base import Told
 from ddl_airflow.launchers.kubernetes.api import Cluster, Refused
 from ddl_airflow.launchers.kubernetes.causes import (
     AGAIN,
+    NOT_KNOWN,
     SILENT,
     WAITS,
     abandoned,
@@ -38,6 +39,7 @@ from ddl_airflow.launchers.kubernetes.causes import (
     outdated,
     refused,
     slim,
+    waits_as,
 )
 from ddl_airflow.launchers.kubernetes.facts import is_deleted, over_since
 from ddl_airflow.launchers.kubernetes.objects import (
@@ -60,14 +62,19 @@ _NOT_THERE = frozenset(
     NVIDIA_DRIVER_CAPABILITIES
     """.split()
 )
-# How long what is left of a job that has ended may take to go, and how often that is looked at.
+# How long what is left of a job that has ended may take to go, and how often things are looked at.
 _REMOVED_S = 60.0
 _LOOK_S = 0.5
+# In which Kubeflow Trainer knows a runtime that has been made.
+_KNOWN_S = 10.0
+# All events of a namespace are asked for: so often for a job that only waits.
+_EVENTS_S = 15.0
 _OURS = ",".join(f"{name}={value}" for name, value in MANAGED.items())
 
 
 class KubernetesLauncher:
-    """See ``ddl_airflow.launchers.base.Scheduler``. Keeps nothing: any instance knows any job.
+    """See ``ddl_airflow.launchers.base.Scheduler``. Keeps nothing that others lack: any instance
+    knows any job.
 
     Args:
         image: of the pods; without it no job can be rendered, and every job found.
@@ -109,6 +116,8 @@ class KubernetesLauncher:
         self._others = others
         # By context and id of a connection, with what that was when it was looked up.
         self._clusters: dict[tuple[str, str], tuple[AirflowConnection | None, Cluster]] = {}
+        # How a job waited when events were asked for, when that was, and what they said of it.
+        self._kept: dict[JobHandle, tuple[str, float, list[dict[str, Any]]]] = {}
 
     def find_connections(self, find: FindConnection) -> None:
         """As ``ddl_airflow.launchers.base.Connecting``."""
@@ -269,13 +278,9 @@ class KubernetesLauncher:
             if job is not None and handle.number not in (0, _number(job["metadata"]["uid"])):
                 job = None  # another one, under that name
             # Of another job under that name they are no word on this.
-            found[handle] = {"job": job, "pods": pods[name] if job else [], "events": []}
-        if any(needs_events(one["job"], one["pods"]) for one in found.values()):
-            events = cluster.list(namespace, "Event")
-            for one in found.values():
-                if one["job"]:
-                    name = one["job"]["metadata"]["name"]
-                    one["events"] = [slim(event) for event in events if _about(event, name)]
+            mine = pods[name] if job or name not in named else []
+            found[handle] = {"job": job, "pods": mine, "events": []}
+        self._add_events(cluster, namespace, found)
         now = time.time()
         place = Place(cluster, namespace, operator)
         told: dict[JobHandle, Told] = {}
@@ -296,6 +301,29 @@ class KubernetesLauncher:
                 with suppress(LaunchError):
                     place.delete(operator.kind, job)
         return told
+
+    def _add_events(
+        self, cluster: Cluster, namespace: str, found: Mapping[JobHandle, dict[str, Any]]
+    ) -> None:
+        """Where they are needed; of jobs that only wait, those of before for a while."""
+        asking = {
+            handle: waits_as(one["job"], one["pods"])
+            for handle, one in found.items()
+            if needs_events(one["job"], one["pods"])
+        }
+        now = time.time()
+        kept = {of: one for of, one in self._kept.items() if now - one[1] < _EVENTS_S}
+        self._kept = kept
+        if all(how and of in kept and kept[of][0] == how for of, how in asking.items()):
+            for handle in asking:
+                found[handle]["events"] = kept[handle][2]
+            return
+        events = cluster.list(namespace, "Event")
+        for handle, one in found.items():
+            if one["job"]:
+                name = one["job"]["metadata"]["name"]
+                one["events"] = [slim(event) for event in events if _about(event, name)]
+                kept[handle] = (asking.get(handle, ""), now, one["events"])
 
     def conclude(self, handle: JobHandle, told: Told) -> JobStatus:
         """What the cluster says while it lives; then what the ranks' records say.
@@ -361,11 +389,23 @@ def _made_anew(
 ) -> dict[str, Any]:
     """The object, also where one of its name is left that nobody needs."""
     try:
-        return cluster.create(namespace, one)
+        return _made(cluster, namespace, one)
     except Refused as error:
         if error.reason != "AlreadyExists" or not _make_way(cluster, namespace, operator, one):
             raise
-    return cluster.create(namespace, one)
+    return _made(cluster, namespace, one)
+
+
+def _made(cluster: Cluster, namespace: str, one: Mapping[str, Any]) -> dict[str, Any]:
+    """The object, also where what it refers to has been made a moment ago."""
+    until = time.monotonic() + _KNOWN_S
+    while True:
+        try:
+            return cluster.create(namespace, one)
+        except Refused as error:
+            if NOT_KNOWN not in error.said or time.monotonic() > until:
+                raise
+        time.sleep(_LOOK_S)
 
 
 def _make_way(cluster: Cluster, namespace: str, operator: Operator, one: Mapping[str, Any]) -> bool:

@@ -37,8 +37,10 @@ JOB_LABEL = "ddl-airflow/job"
 JOB_ID = "ddl-airflow/job-id"
 ROLE_LABEL = "ddl-airflow/role"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+WORKLOAD_LABEL = "kueue.x-k8s.io/prebuilt-workload-name"
 _GROUP_LABEL = "kueue.x-k8s.io/pod-group-name"
 _GROUP_SIZE = "kueue.x-k8s.io/pod-group-total-count"
+_GROUP_RETRIES = "kueue.x-k8s.io/retriable-in-group"
 START_TIMEOUT = "ddl-airflow/start-timeout-s"
 DELAY = "ddl-airflow/delay-s"
 # Of a Job that is to wait, whose deadline is set when it begins.
@@ -47,6 +49,10 @@ NODES = "ddl-airflow/nodes"
 GPUS = "nvidia.com/gpu"
 POD_PROGRAM = Path(__file__).with_name("pod.py")
 
+# What ours are called: Kubeflow Trainer wants a launcher named node.
+CONTAINERS = frozenset(("launcher", "ranks", "node"))
+# Istio's proxy would not end with ours, so that the Job never completes.
+_ALONE = {"sidecar.istio.io/inject": "false"}
 _PORT = 2222
 _HOSTFILE = "/etc/ddl/hostfile"
 # A pod that JobSet makes of it has 18 letters more, and 63 at most.
@@ -239,7 +245,7 @@ def launcher_pod(job: JobSpec, wanted: Wanted) -> dict[str, Any]:
     given = [_from_map(name, "hostfile", "ssh_config", "passwd", "pod.py")]
     given.append(_from_secret(name, "id_ed25519", "known_hosts"))
     return {
-        "metadata": {"labels": _labels(name, "launcher")},
+        "metadata": {"labels": _labels(name, "launcher") | _ALONE},
         "spec": _pod(wanted, container, given),
     }
 
@@ -261,7 +267,7 @@ def worker_pod(job: JobSpec, wanted: Wanted) -> dict[str, Any]:
     given = [_from_map(name, "sshd_config", "passwd", "pod.py")]
     given.append(_from_secret(name, "ssh_host_ed25519_key", "authorized_keys"))
     pod = _pod(wanted, container, given) | {"affinity": _apart(name)}
-    return {"metadata": {"labels": _labels(name, "worker")}, "spec": pod}
+    return {"metadata": {"labels": _labels(name, "worker") | _ALONE}, "spec": pod}
 
 
 def notes(job: JobSpec, wanted: Wanted) -> dict[str, str]:
@@ -299,7 +305,9 @@ def _worker(job: JobSpec, wanted: Wanted, name: str, node: int) -> dict[str, Any
     made["metadata"]["labels"] |= template["metadata"]["labels"]
     if wanted.queue:
         made["metadata"]["labels"] |= {QUEUE_LABEL: wanted.queue, _GROUP_LABEL: name}
-        made["metadata"]["annotations"][_GROUP_SIZE] = str(job.nodes)
+        # No pod comes in place of one that failed: Kueue is to let go of what has ended.
+        group = {_GROUP_SIZE: str(job.nodes), _GROUP_RETRIES: "false"}
+        made["metadata"]["annotations"] |= group
     made["spec"] = template["spec"] | {"hostname": worker_name(name, node), "subdomain": name}
     return made
 

@@ -180,7 +180,8 @@ def _train_job(job: JobSpec, wanted: Wanted) -> list[dict[str, Any]]:
     }
     runtime = object_of(
         *(job, OPERATORS["trainer"].version, "TrainingRuntime", name),
-        spec={"mlPolicy": {"numNodes": job.nodes, "mpi": mpi}, "template": {"spec": template}},
+        # So many launchers: the number of the pods called node is the TrainJob's.
+        spec={"mlPolicy": {"numNodes": 1, "mpi": mpi}, "template": {"spec": template}},
     )
     spec: dict[str, Any] = {
         "runtimeRef": {"apiGroup": _TRAINER, "kind": "TrainingRuntime", "name": name},

@@ -39,6 +39,7 @@ from ddl_airflow.launchers.kubernetes.objects import (
     NODES,
     START_TIMEOUT,
     TIME_LIMIT,
+    WORKLOAD_LABEL,
     worker_name,
 )
 from ddl_airflow.launchers.kubernetes.operators import Operator
@@ -173,7 +174,16 @@ class Place:
         note = (verdict or Verdict(JobState.LOST, "")).dump(time.time())
         said = {"metadata": {"annotations": {ENDED_BECAUSE: note}}}
         merged = {**change, "metadata": {**change.get("metadata", {}), **said["metadata"]}}
-        self.cluster.patch(self.namespace, self.operator.kind, about["name"], merged)
+        try:
+            self.cluster.patch(self.namespace, self.operator.kind, about["name"], merged)
+        except Refused as error:
+            if "default queue" not in error.said:
+                raise
+            # Kueue leaves no job there without a queue. One that is to have a workload which is not
+            # there does not start either; in another queue it would, where it was admitted before.
+            labels = {WORKLOAD_LABEL: f"{about['name']}-ended"}
+            kept = {**merged, "metadata": {**merged["metadata"], "labels": labels}}
+            self.cluster.patch(self.namespace, self.operator.kind, about["name"], kept)
         about["annotations"][ENDED_BECAUSE] = note
 
     def delete(self, kind: str, one: Mapping[str, Any]) -> None:

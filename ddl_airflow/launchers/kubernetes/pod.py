@@ -33,6 +33,8 @@ GIVEN = Path("/etc/ddl")
 PRIVATE = Path("/tmp/ddl")  # noqa: S108
 # Of this program; mpirun's own codes are passed on. Source: sysexits.h.
 UNUSABLE, FULL, LOST = 69, 73, 75
+# As on one host where ranks have a user of their own. sshd sets another.
+_UMASK = 0o007
 _SSHD_PATH = "/usr/sbin:/sbin:/usr/local/sbin"
 _SHIM = b"ddl_ops.rank"
 _POLL_S = 0.1
@@ -80,10 +82,16 @@ def end_ranks() -> None:
 
 def take_private(*names: str) -> None:
     """Copies keys to where ssh takes them from."""
-    os.umask(0o077)
-    PRIVATE.mkdir(exist_ok=True)
+    PRIVATE.mkdir(0o700, exist_ok=True)
     for name in names:
-        shutil.copyfile(GIVEN / name, PRIVATE / name)
+        write_private(name, (GIVEN / name).read_bytes())
+
+
+def write_private(name: str, said: bytes) -> None:
+    """A file there that no other user reads or writes."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(os.open(PRIVATE / name, flags, 0o600), "wb") as file:
+        file.write(said)
 
 
 def need_workspace(record_dir: str) -> None:
@@ -118,7 +126,7 @@ class Worker:
         """Until the pod is to end."""
         take_private("ssh_host_ed25519_key")
         need_workspace(os.environ["DDL_RECORD_DIR"])
-        (PRIVATE / "environment.json").write_text(json.dumps(dict(os.environ)))
+        write_private("environment.json", json.dumps(dict(os.environ)).encode())
         sshd = shutil.which("sshd", path=f"{_SSHD_PATH}:{os.environ.get('PATH', os.defpath)}")
         if sshd is None:
             end(UNUSABLE, "the image has no sshd. Use one that has, such as docker/trainer builds")
@@ -364,7 +372,7 @@ class Launcher:
                 if not (address.is_loopback or address.is_link_local):
                     found.append(f"Host {one.pod}\n  HostName {one.address}\n")
         with suppress(OSError):  # then it goes by names
-            (PRIVATE / "addresses").write_text("".join(found))
+            write_private("addresses", "".join(found).encode())
 
     def _mpirun(self, argv: Sequence[str], log: IO[bytes]) -> tuple[int, str]:
         """Returns its exit code, and the worker that was lost before."""
@@ -411,6 +419,7 @@ def main() -> NoReturn:
     words = sys.argv[1:]
     cut = words.index("--") if "--" in words else len(words)
     given = parser.parse_args(words[:cut])
+    os.umask(_UMASK)
     if given.role == "session":
         session()
     if given.role == "worker":

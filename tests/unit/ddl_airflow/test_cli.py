@@ -583,7 +583,7 @@ def test_a_place_of_results_that_is_not_there_is_no_manifests(call, tmp_path, mo
     )
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"result": {"files": []}}'])
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"result": {"files": []}}', "[" * 100_000])
 def test_a_lineage_that_is_none_is_said_to_be(call, tmp_path, text):
     (tmp_path / "lineage.json").write_text(text)
     said = f"ddl-airflow: file://{tmp_path}/lineage.json is no lineage: it is damaged, or another "

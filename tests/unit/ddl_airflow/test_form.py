@@ -78,6 +78,18 @@ def test_defaults_are_what_airflow_allows(path):
     assert defaults.validate() == defaults.dump()
 
 
+def test_what_is_empty_by_default_may_be_left_empty():
+    """To Airflow's form a text that wants a value and has none is a mistake, whoever wrote it."""
+    text = FULL.read_text().replace("choices: [adam, sgd]", "choices: [adam, sgd, '']")
+    text = text.replace("default: adam", "default: ''")
+    manifest = load_manifest_text(text, "m.yml")
+    fields = ParamsDict(form(manifest, plan(manifest, FULL)))
+    assert fields.get_param("optimizer").schema["type"] == ["null", "string"]
+    for conf in ({}, {"optimizer": None}, {"optimizer": "sgd"}):
+        fields.update(conf)
+        assert conf.items() <= fields.validate().items()
+
+
 @pytest.mark.parametrize(
     "conf",
     [

@@ -133,20 +133,22 @@ def test_the_mail_of_a_task_whose_worker_was_lost_says_so(tmp_path, write_manife
     dag = dag_of(tmp_path, write_manifest, "notifications: {on_failure: [a@b.c]}\n")
     sent = []
     monkeypatch.setattr(SmtpNotifier, "notify", lambda mail, context: sent.append(vars(mail)))
-    task = {"id": uuid4(), "dag_version_id": uuid4(), "dag_id": "small", "task_id": "train"}
-    request = TaskCallbackRequest(
-        filepath="manifest.yml.py",
-        bundle_name="trainings",
-        bundle_version=None,
-        msg="killed",
-        ti=TaskInstance(**task, run_id="r", try_number=1, map_index=-1),
-        task_callback_type="failed",
-    )
     bag = SimpleNamespace(dags={"small": dag})
-    _execute_task_callbacks(bag, request, structlog.get_logger())
-    (mail,) = sent
-    assert mail["subject"] == "small: train failed"
-    assert "its worker was killed, as for want of memory, or lost" in mail["html_content"]
+    for run_id in ("first", "second"):  # with its host several runs may be lost
+        task = {"id": uuid4(), "dag_version_id": uuid4(), "dag_id": "small", "task_id": "train"}
+        request = TaskCallbackRequest(
+            filepath="manifest.yml.py",
+            bundle_name="trainings",
+            bundle_version=None,
+            msg="killed",
+            ti=TaskInstance(**task, run_id=run_id, try_number=1, map_index=-1),
+            task_callback_type="failed",
+        )
+        _execute_task_callbacks(bag, request, structlog.get_logger())
+    for mail, run_id in zip(sent, ("first", "second"), strict=True):
+        assert f">run {run_id}</a>" in mail["html_content"]
+        assert mail["subject"] == "small: train failed"
+        assert "its worker was killed, as for want of memory, or lost" in mail["html_content"]
 
 
 @pytest.mark.parametrize("argument", ["subject", "html_content"])

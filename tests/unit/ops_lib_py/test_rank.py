@@ -346,6 +346,11 @@ def test_exception_is_recorded_with_its_place(start, tmp_path):
     assert one.code == 1
 
 
+def test_a_message_is_no_longer_than_what_is_read_of_it(start):
+    one = start("import sys; sys.tracebacklimit = 0; raise ValueError('x' * 3_000_000)").end()
+    assert one.record()["exception"]["message"] == "x" * 200_000
+
+
 def test_syntax_error_has_its_line(start, tmp_path):
     said = start("x = 1\ny = (\n").end().record()["exception"]
     assert (said["type"], said["line"]) == ("SyntaxError", 2)

@@ -32,6 +32,8 @@ _METHODS = {name for name in dir(dict) if not name.startswith("_")} | {"dump", "
 _SECRET_NAME = re.compile(
     r"(.*_)?(secret|token|password|passwd|pwd|credentials?|(api|access|secret|private)_?key)"
 )
+# A browser's whole numbers. Source: ECMAScript, Number.MAX_SAFE_INTEGER
+_MOST_WHOLE = 2**53 - 1
 RULES: list[Rule] = []
 _rule = registering(RULES)
 
@@ -221,6 +223,18 @@ def parameters_hold_no_secret(at: str, parameters: Mapping[str, Parameter]) -> F
         if not one.secret and one.type == "string" and _SECRET_NAME.fullmatch(name):
             message = "may hold a secret; its value is in Airflow's form and database, and in logs"
             fix = f"Write {name}: {{secret: true}}, and the value into an Airflow connection."
+            yield Finding(child(at, name), message, fix)
+
+
+@_rule("parameters", warning=True)
+def parameters_survive_the_form(at: str, parameters: Mapping[str, Parameter]) -> Findings:
+    for name, one in parameters.items():
+        given = (one.default, *one.choices)
+        if any(type(value) is int and abs(value) > _MOST_WHOLE for value in given):
+            message = (
+                "is rounded by Airflow's form: a run that a person triggers has another number"
+            )
+            fix = "Write it in quotes, as text."
             yield Finding(child(at, name), message, fix)
 
 

@@ -44,7 +44,7 @@ def _record(kind: type[BaseException], error: BaseException, trace: TracebackTyp
         "t": time.time(),
         "type": kind.__name__,
         "bases": [base.__name__ for base in kind.__mro__[1:]],
-        "message": str(error),
+        "message": str(error)[:_LONGEST_MESSAGE],
         "file": file,
         "line": line,
     }
@@ -164,6 +164,7 @@ _OPS = Path(__file__).resolve().parents[1]
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _MOST_FILES = 200
 _LONGEST = 2_000
+_LONGEST_MESSAGE = 200_000  # of which no more is read; ddl_airflow.launchers.records
 _folder = os.getcwd()
 # Taken away, so that Pythons which the script starts do not speak for it, and are not changed.
 _file = os.environ.pop("DDL_EXCEPTION_FILE", None)

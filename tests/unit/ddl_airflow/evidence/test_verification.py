@@ -19,7 +19,7 @@ import pytest
 from ddl_airflow import cli
 from ddl_airflow.core.errors import FileChanged
 from ddl_airflow.evidence import bom
-from ddl_airflow.evidence.signature import sign
+from ddl_airflow.evidence.signature import sign, signer
 from ddl_airflow.evidence.verification import verify
 from ddl_airflow.lineage.index import mark_removed
 from ddl_airflow.storage.filesystem import FolderStore
@@ -195,6 +195,11 @@ def test_a_signature_that_names_the_sites_key_and_was_made_with_another_is_none(
     for public in (key[1], other_key[1]):
         found = verify(FolderStore(place), public)
         assert set(found.problems) == {"evidence/model.sig"} and not found.signed
+
+
+def test_what_is_no_signature_names_no_key():
+    for body in (b"", b"[]", b'{"verificationMaterial": 1}', b"[" * 100_000):
+        assert signer(body) == ""
 
 
 def test_without_the_libraries_it_says_what_was_not_looked_at(place, key, monkeypatch):

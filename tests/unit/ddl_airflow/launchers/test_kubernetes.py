@@ -33,6 +33,7 @@ from ddl_airflow.launchers.kubernetes.causes import (
     left_over,
     needs_events,
     refused,
+    why_ended,
 )
 from ddl_airflow.launchers.kubernetes.launcher import make_keys
 from ddl_airflow.launchers.kubernetes.objects import completed, name_of
@@ -122,6 +123,14 @@ def test_the_time_limit_begins_when_a_job_may_start():
         assert job["spec"].get("activeDeadlineSeconds") == deadline
         kept = job["metadata"]["annotations"].get("ddl-airflow/time-limit-s")
         assert kept == (None if deadline else "600")  # set when it begins
+
+
+def test_istio_puts_no_container_into_the_pods():
+    """One that does not end with mpirun or the ranks: the Job would never complete."""
+    made = yaml.safe_load_all(full().render(SPEC).script)
+    pods = [one.get("spec", {}).get("template", one) for one in made if "spec" in one]
+    labels = [one["metadata"]["labels"] for one in pods if "containers" in one["spec"]]
+    assert [one.get("sidecar.istio.io/inject") for one in labels] == ["false"] * 3
 
 
 def test_kubernetes_finds_no_variables_in_the_words_of_a_command():
@@ -324,7 +333,6 @@ def test_mpirun_goes_where_a_worker_was_reached(tmp_path, monkeypatch, says, add
 
     by_name = [f"{pod}.{name}" for pod in pods]
     assert where() == by_name
-    (tmp_path / "addresses").touch(0o600)  # as in a pod: ssh takes none that others may write
     program = tmp_path / "bin" / "ssh"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\necho '{says}'; exec cat\n")
@@ -336,6 +344,38 @@ def test_mpirun_goes_where_a_worker_was_reached(tmp_path, monkeypatch, says, add
         one._held[0]._ssh.communicate()
     one._keep_addresses()
     assert where() == [address or by_name[0], by_name[1]]
+
+
+def test_what_runs_in_pods_keeps_nothing_from_its_group(tmp_path):
+    """In which Airflow's user is, where ranks have another."""
+    (tmp_path / "environment.json").write_text(json.dumps({"PATH": os.environ["PATH"]}))
+    code = (
+        f"import os, pathlib, runpy; pod = runpy.run_path({pod_program.__file__!r}, run_name='x');"
+        f"pod['main'].__globals__['PRIVATE'] = pathlib.Path({str(tmp_path)!r});"
+        "os.umask(0o022); pod['main']()"
+    )
+    around = {**os.environ, "SSH_ORIGINAL_COMMAND": "umask"}
+    words = [sys.executable, "-c", code, "session"]
+    said = subprocess.run(words, env=around, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert int(said, 8) == 0o007
+
+
+def test_keys_and_addresses_are_in_files_that_ssh_takes(tmp_path, monkeypatch):
+    """For themselves, so that what runs in the pod need not write all its files so."""
+    private = tmp_path / "private"
+    monkeypatch.setattr(pod_program, "GIVEN", tmp_path)
+    monkeypatch.setattr(pod_program, "PRIVATE", private)
+    (tmp_path / "key").write_text("a key\n")
+    before = os.umask(0o007)
+    try:
+        pod_program.take_private("key")
+        pod_program.Launcher([], 1.0, tmp_path / "log")._keep_addresses()
+    finally:
+        after = os.umask(before)
+    assert after == 0o007
+    assert (private / "key").read_text() == "a key\n"
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (private, *private.iterdir())}
+    assert modes == {"private": 0o700, "key": 0o600, "addresses": 0o600}
 
 
 def test_the_manifest_in_the_documentation_is_one():
@@ -386,6 +426,7 @@ def pod_of(number, state=None, *, phase="Running", created=LONG_AGO, conditions=
     if deleted := status.pop("deleted", ""):
         about["deletionTimestamp"] = deleted
     containers = [{"image": "trainer:1", "state": state or {"running": {"startedAt": LONG_AGO}}}]
+    containers[0]["name"] = "launcher" if role == "launcher" else "ranks"
     said = {"phase": phase, "conditions": list(conditions), "containerStatuses": containers}
     return {"metadata": about, "spec": {"nodeName": f"n{number}"}, "status": said | status}
 
@@ -608,6 +649,15 @@ def all_save(handle):
         (handle.record_dir / f"rank-{rank}.json").write_text(json.dumps(record))
 
 
+def test_how_a_container_ended_that_was_put_beside_ours_is_no_word_on_the_ranks(handle):
+    """First in the list, and ended as its pod was: others than Istio put some there, too."""
+    killed = pod_of(1, ended_as("OOMKilled", 137), phase="Failed")
+    proxy = {"name": "proxy", "state": ended_as("Completed", 0)}
+    killed["status"]["containerStatuses"].insert(0, proxy)
+    facts = {"job": job_of("Failed", "BackoffLimitExceeded"), "pods": [DONE[0], killed]}
+    assert "launcher.resources.memory" in judged(handle, facts | {"events": []}, NOW).reason
+
+
 def test_a_job_that_saved_before_it_made_room_goes_on_from_there(handle):
     all_save(handle)
     pods = [pod_of(0, deleted=LONG_AGO), pod_of(1)]
@@ -716,6 +766,30 @@ def test_a_job_that_is_deleted_has_ended_when_it_is_gone_or_its_node_is_lost(han
     assert (status.state, status.ended) == (JobState.LOST, True)
     assert "on node n0 does not answer" in status.reason
     assert judged(handle, {"job": None, "pods": [], "events": []}, NOW).state is JobState.LOST
+
+
+@pytest.mark.parametrize("condition", ["", "Failed"])
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed", "Pending"])
+def test_a_node_is_not_down_where_a_finalizer_keeps_a_pod(handle, condition, phase):
+    """As Kueue's, that has ended, or never had a node."""
+    kept = pod_of(0, phase=phase, deleted=LONG_AGO)
+    if phase == "Pending":
+        del kept["spec"]["nodeName"]
+    job = job_of(condition, deletionTimestamp=LONG_AGO)
+    facts = {"job": job, "pods": [kept], "events": []}
+    status = judged(handle, facts, NOW)
+    assert (status.state, "it was cancelled" in status.reason) == (JobState.LOST, True)
+    # Another one saves.
+    facts["pods"].append(pod_of(1, deleted="2027-01-15T08:01:00Z"))
+    assert judged(handle, facts, NOW).reason == "is being ended"
+
+
+def test_kueue_lets_pods_go_that_have_ended_in_whatever_way():
+    """Else it waits for others in place of those that failed."""
+    made = yaml.safe_load_all(full().render(SPEC).script)
+    pods = [one["metadata"] for one in made if one["kind"] == "Pod"]
+    notes = [one["annotations"].get("kueue.x-k8s.io/retriable-in-group") for one in pods]
+    assert notes == ["false"] * SPEC.nodes
 
 
 def unschedulable(said, reason="Unschedulable"):
@@ -855,6 +929,22 @@ def test_a_job_that_cannot_go_on_is_ended(handle, pod, state, permanent):
         ended = job_of("Failed", "DeadlineExceeded", annotations=kept)
         status = judged(handle, facts | {"job": ended}, NOW)
         assert (status.state, status.reason) == (state, verdict.reason)
+
+
+@pytest.mark.parametrize("number", [1, "launcher"])
+def test_a_pod_that_its_node_does_not_take_says_why(handle, number):
+    why = {"reason": "UnexpectedAdmissionError", "message": "Pod was rejected: no device. "}
+    # Newer kubelets tell of containers that they never made.
+    for told in ({"containerStatuses": []}, {}):
+        pods = {1: pod_of(1), "launcher": LAUNCHER}
+        pods[number] = pod_of(number, waiting("ContainerCreating"), phase="Failed", **why, **told)
+        facts = {"job": job_of(), "pods": [pod_of(0), *pods.values()], "events": []}
+        if number == "launcher":
+            facts["job"] = job_of("Failed", "BackoffLimitExceeded")
+        verdict = dead(facts, NOW) or why_ended(facts)
+        assert verdict.state is JobState.LOST and not verdict.permanent
+        words = "(UnexpectedAdmissionError): Pod was rejected: no device."
+        assert verdict.reason.endswith(f"on node n{number} was not taken by its node {words}")
 
 
 def test_a_worker_that_lost_its_launcher_names_the_launchers_node():

@@ -21,6 +21,7 @@ from ddl_airflow.core.job import JobSpec, JobState
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
 from ddl_airflow.launchers.kubernetes import launcher as module
 from ddl_airflow.launchers.kubernetes.api import Cluster, Refused
+from ddl_airflow.launchers.kubernetes.facts import ENDED_BECAUSE
 from ddl_airflow.launchers.kubernetes.objects import (
     DELAY,
     JOB_ID,
@@ -72,6 +73,7 @@ class OneServer:
             pod = {"name": f"{name}-{suffix}", "uid": "u", "creationTimestamp": ago(created)}
             pod["labels"] = {JOB_LABEL: name, ROLE_LABEL: role}
             running = {"state": {"running": {"startedAt": ago(created)}}}
+            running["name"] = "launcher" if role == "launcher" else "ranks"
             status = {"phase": "Running", "containerStatuses": [running]}
             self.objects["Pod"].append(
                 {"metadata": pod, "spec": {"nodeName": "n"}, "status": status}
@@ -140,6 +142,92 @@ def test_a_place_that_refuses_says_so_with_whether_that_may_pass(server, handle_
         with pytest.raises(LaunchError, match="no") as caught:
             launcher.conclude(handle, told)
         assert caught.value.retryable is (code == 503)
+
+
+def test_kueues_label_stays_where_the_namespace_has_a_default_queue(server, handle_of, tmp_path):
+    """It would let a job start again that is suspended in another queue, or a queue of no name."""
+    name = server.job("dead/train-1", workers=0, runPolicy={"suspend": False})
+    server.objects["MPIJob"] = server.objects.pop("Job")
+    server.objects["MPIJob"][0]["metadata"]["annotations"]["ddl-airflow/begun"] = "true"
+    handle_of("dead/train-1")
+    launcher = KubernetesLauncher(operator="mpi")
+    handle = launcher.expected(job_in(tmp_path, "dead/train-1"))
+    patch, said = server.patch, []
+
+    def refuse(namespace: str, kind: str, name: str, change: dict) -> None:
+        said.append(change["metadata"]["labels"])
+        if "kueue.x-k8s.io/queue-name" in said[-1]:
+            words = "queue-name must not be empty in namespace with default queue"
+            raise Refused(403, "Forbidden", words)
+        patch(namespace, kind, name, change)
+
+    server.patch = refuse
+    launcher.status(handle)
+    assert said == [
+        {"kueue.x-k8s.io/queue-name": None},
+        {"kueue.x-k8s.io/prebuilt-workload-name": f"{name}-ended"},
+    ]
+    assert server.change["spec"] == {"runPolicy": {"suspend": True}}
+    assert "worker-0 was deleted" in server.change["metadata"]["annotations"][ENDED_BECAUSE]
+
+
+@pytest.mark.parametrize(
+    ("about", "phase", "ended"),
+    [
+        ({"ownerReferences": [{"kind": "Job"}]}, "Running", False),  # it is deleted in a moment
+        ({"deletionTimestamp": ago(-60)}, "Running", False),
+        ({"deletionTimestamp": ago(-60)}, "Failed", True),
+        ({"deletionTimestamp": ago(90)}, "Running", True),  # its node is down
+        ({}, "Running", True),  # nobody deletes it
+    ],
+)
+def test_a_job_that_is_gone_before_its_pods_has_ended_with_them(
+    server, handle_of, about, phase, ended
+):
+    """As `kubectl delete job` has it, in the background."""
+    server.job("one/train-1")
+    server.objects["Job"].clear()
+    for pod in server.objects["Pod"]:
+        pod["metadata"] |= about
+        pod["status"]["phase"] = phase
+    status = KubernetesLauncher().status(handle_of("one/train-1"))
+    assert (status.ended, status.reason == "is being ended") == (ended, not ended)
+
+
+def test_events_are_asked_for_now_and_then_while_a_job_only_waits(server, handle_of, monkeypatch):
+    """All of the namespace are asked for, and a job may wait for days."""
+    name = server.job("one/train-1")
+    status = server.objects["Pod"][1]["status"]
+    status["phase"] = "Pending"
+    (container,) = status["containerStatuses"]
+    container["state"] = {"waiting": {"reason": "ContainerCreating"}}
+    event = {"involvedObject": {"name": f"{name}-worker-0"}, "reason": "FailedMount"}
+    server.objects["Event"].append(event | {"message": "not there"})
+    listed, lists = [], server.list
+
+    def count(namespace: str, kind: str, **query: str) -> list[dict]:
+        listed.append(kind)
+        return lists(namespace, kind, **query)
+
+    server.list = count
+    launcher, handle = KubernetesLauncher(), handle_of("one/train-1")
+    for _ in range(3):
+        assert "not there" in launcher.status(handle).reason
+    assert listed.count("Event") == 1
+    container["state"]["waiting"]["reason"] = "ImagePullBackOff"
+    launcher.status(handle)
+    assert listed.count("Event") == 2
+    with monkeypatch.context() as context:
+        context.setattr(module, "_EVENTS_S", 0.0, raising=False)
+        launcher.status(handle)
+    assert listed.count("Event") == 3
+    status["phase"] = "Failed"  # what happened to it is asked at once, and each time
+    for _ in range(2):
+        launcher.ask([handle])
+    assert listed.count("Event") == 5
+    status["phase"] = "Running"
+    launcher.ask([handle])
+    assert listed.count("Event") == 5
 
 
 def waits_to_begin(server, **notes: str) -> str:
@@ -459,6 +547,35 @@ def test_a_job_that_runs_is_removed_for_none_of_its_id(submitted, operator):
     with pytest.raises(SubmitFailed, match=r"already exists\. .* Wait for its end") as caught:
         launcher.submit(again)
     assert caught.value.retryable and server.deleted == []
+
+
+@pytest.mark.parametrize("refusals", [2, 1000])
+def test_a_runtime_that_kubeflow_trainer_does_not_know_yet_is_waited_for(
+    tmp_path, monkeypatch, refusals
+):
+    """Its webhook hears of it a moment later than the API server."""
+    server = FullServer()
+    said = "not found: specified trainingRuntime must be created before the TrainJob is created"
+    left = [Refused(403, "Forbidden", said)] * refusals
+    create = server.create
+
+    def late(namespace: str, one: dict) -> dict:
+        if one["kind"] == "TrainJob" and left:
+            raise left.pop()
+        return create(namespace, one)
+
+    server.create = late
+    monkeypatch.setattr(module, "Cluster", lambda *_: server)
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(module, "_KNOWN_S", 0.1, raising=False)
+    launcher = KubernetesLauncher(image="trainer:1", operator="trainer")
+    submission = launcher.render(job_in(tmp_path, "one/train-1"))
+    if refusals == 2:
+        assert launcher.submit(submission).number
+    else:
+        with pytest.raises(SubmitFailed, match="must be created before") as caught:
+            launcher.submit(submission)
+        assert caught.value.retryable and server.deleted == [name_of("one/train-1")]
 
 
 def test_a_job_that_is_being_removed_is_waited_for(submitted, monkeypatch):

@@ -18,8 +18,16 @@ from ddl_airflow.core.manifest.load import load_manifest_text
 from ddl_airflow.core.plan import plan
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
 from ddl_airflow.launchers.kubernetes import launcher as module
-from ddl_airflow.launchers.kubernetes.causes import dead, due, judged, outdated, taken_back
+from ddl_airflow.launchers.kubernetes.causes import (
+    Verdict,
+    dead,
+    due,
+    judged,
+    outdated,
+    taken_back,
+)
 from ddl_airflow.launchers.kubernetes.causes import slim as slimmed
+from ddl_airflow.launchers.kubernetes.facts import ENDED_BECAUSE
 from ddl_airflow.launchers.kubernetes.objects import name_of
 from ddl_airflow.launchers.kubernetes.operators import BEGUN, OPERATORS
 from ddl_airflow.launchers.registry import launcher
@@ -157,6 +165,19 @@ def test_a_train_job_is_what_kubeflows_models_know():
         assert json.loads(known) == made[kind]["spec"]
 
 
+def test_kubeflow_trainer_is_asked_for_one_launcher():
+    """It makes as many pods as the runtime says of what is labelled as its trainer."""
+    made = {one["kind"]: one for one in yaml.safe_load_all(made_by("trainer").render(SPEC).script)}
+    runtime = made["TrainingRuntime"]["spec"]
+    node, mpirun = runtime["template"]["spec"]["replicatedJobs"]
+    label = "trainer.kubeflow.org/trainjob-ancestor-step"
+    assert mpirun["template"]["metadata"]["labels"] == {label: "trainer"}
+    assert runtime["mlPolicy"]["numNodes"] == 1
+    # Of what is called node, as the TrainJob says.
+    assert node["name"] == "node" and "metadata" not in node["template"]
+    assert made["TrainJob"]["spec"]["trainer"]["numNodes"] == SPEC.nodes
+
+
 @either
 def test_the_job_is_found_by_its_handle_alone(operator):
     handle = made_by(operator).expected(SPEC)
@@ -224,6 +245,8 @@ def pod_of(operator, number, state=None, phase="Running", created=LONG_AGO, dele
     about |= {"labels": {"ddl-airflow/role": role}, "creationTimestamp": created}
     about |= {"deletionTimestamp": deleted} if deleted else {}
     containers = [{"image": "trainer:1", "state": state or {"running": {"startedAt": LONG_AGO}}}]
+    names = {"worker": "ranks", "launcher": "node" if operator == "trainer" else "launcher"}
+    containers[0]["name"] = names[role]
     said = {"phase": phase, "containerStatuses": containers} | status
     one = {"metadata": about, "spec": {"nodeName": f"n{number}", "hostname": host}, "status": said}
     return slimmed(one)
@@ -332,6 +355,25 @@ def test_kueue_holds_a_job_and_one_that_it_takes_back_is_ended(handle, operator)
     assert taken_back(handle, ended) is None
     assert judged(handle, facts_of(ended, pod_of(operator, 0)), NOW).state is JobState.RUNNING
     assert judged(handle, facts_of(ended), NOW).state is JobState.PREEMPTED
+
+
+@either
+def test_ranks_save_for_as_long_as_the_launchers_pod_has(handle, operator):
+    """Also where Kueue takes the place back, or the time is over: the operator removes all pods."""
+    kept = Verdict(JobState.PREEMPTED, "Kueue took its place back.").dump(NOW - 60)
+    for job in (
+        job_of(operator, suspended=True, **{ENDED_BECAUSE: kept}),
+        job_of(operator, "Failed", "DeadlineExceeded"),
+    ):
+        pods = [pod_of(operator, one, deleted="2027-01-15T08:01:00Z") for one in ("launcher", 0)]
+        facts = facts_of(job, *pods)
+        assert judged(handle, facts, NOW).reason == "is ending"
+        assert judged(handle, facts, NOW + 60 + 90).ended  # its node does not answer
+        pods[0]["status"]["phase"] = "Failed"
+        assert judged(handle, facts, NOW).ended
+    # A job that has not failed has no ranks any more.
+    late = pod_of(operator, "launcher", deleted="2027-01-15T08:01:00Z")
+    assert judged(handle, facts_of(job_of(operator, "Complete"), late), NOW).ended
 
 
 @either

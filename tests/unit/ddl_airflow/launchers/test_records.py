@@ -300,6 +300,21 @@ def test_fields_of_another_type_are_left_out_of_a_record(tmp_path):
     assert "cpu" not in record and record["settings"] == {"XLA_FLAGS": "-"}
 
 
+def test_a_record_holds_no_more_than_any_rank_has_to_say(tmp_path):
+    many = {str(n): "x" * 300 for n in range(500)}
+    said = {"gpus": ["A100"] * 500, "versions": many, "settings": many}
+    bases = {"exception": {"bases": ["Exception"] * 500}}
+    handle = JobHandle("x", "j", 1, 1, tmp_path, tmp_path)
+    status_of(tmp_path, {**GOOD, **said, **bases})
+    (record,) = read_records(handle).values()
+    assert (len(record["gpus"]), len(record["exception"]["bases"])) == (32, 100)
+    for name in ("versions", "settings"):
+        assert (len(record[name]), {*record[name].values()}) == (100, {"x" * 200})
+    (tmp_path / "rank-0.json").write_text(json.dumps(GOOD | {"host": "x" * 2**22}))
+    with pytest.raises(LaunchError, match="larger than 4,194,304 bytes"):
+        read_records(handle)
+
+
 def test_files_that_several_ranks_wrote_are_named(tmp_path):
     wrote = [["/r/a", "/r/b", "/r/b"], ["/r/b", 3, None, "/r/\ud800"], ["/r/a", "/r/b"], "/r/a"]
     status_of(tmp_path, *(GOOD | {"wrote": names} for names in wrote))

@@ -192,6 +192,9 @@ def test_an_upload_that_never_came_to_its_end_is_looked_for_no_longer_than_a_few
     body = json.dumps({"begun": "digits-2", "at": time.time() - 8 * 86400})
     store.put_bytes(begun_key("digits-2"), body.encode())
     store.put_bytes("_lineage/new/damaged-begun.json", b"[]")
+    store.put_bytes(
+        "_lineage/new/huge-begun.json", b'{"begun": "digits-3", "at": 1%s}' % (b"0" * 400)
+    )
     assert known(store) == []
     assert new(store) == [begun_key("digits-1")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -78,6 +79,8 @@ def test_one_that_was_ended_and_went_on_is_compared_where_both_have_notes():
         body(line(0, 1, 2)),
         body(begun(), line(0, 1)),
         body(begun(), {"step": "one", "digests": ""}),
+        body(begun(), {"step": math.inf, "all": "f" * 16}),
+        body(begun(math.inf)),
         body({"begun": 0}),
     ],
 )

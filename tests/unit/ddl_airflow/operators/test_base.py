@@ -388,27 +388,30 @@ def test_none_is_no_word_of_a_command(
         assert run_task(dag.get_task("stage_data")).state == "success"
 
 
-def test_a_whole_number_with_a_point_is_a_whole_number(
-    tmp_path, workspace, write_manifest, run_task
-):
-    """JSON Schema, and so Airflow, takes 4.0 for an integer, also where it is sent as ``conf``."""
+def test_values_are_taken_as_the_form_means_them(tmp_path, workspace, write_manifest, run_task):
+    """JSON Schema, and so Airflow, takes 4.0 for an integer, also where it is sent as ``conf``; and
+    its form sends null for a text that is left empty.
+    """
     command = "python train.py --epochs {{ params.epochs }} --rate {{ params.rate }}"
-    more = "parameters: {epochs: {default: 3, minimum: 1}, rate: 0.5}\n"
-    script = "import os, sys\nprint(os.environ['PARAM_EPOCHS'], *sys.argv[1:])\n"
+    more = "parameters: {epochs: {default: 3, minimum: 1}, rate: 0.5, note: ''}\n"
+    script = (
+        "import os, sys\n"
+        "print(os.environ['PARAM_EPOCHS'], repr(os.environ['PARAM_NOTE']), *sys.argv[1:])\n"
+    )
     path = with_data(
         write_manifest(tmp_path / "dags", "whole", f"'{command}'", more=more, script=script)
     )
     dag = dag_from(load_manifest(path), path)
-    conf = {"nodes": 2.0, "epochs": 4.0, "rate": 2.0, "attempts": 1.0}
+    conf = {"nodes": 2.0, "epochs": 4.0, "rate": 2.0, "attempts": 1.0, "note": None}
     for task_id in ("stage_data", "train"):
         done = run_task(dag.get_task(task_id), conf=conf)
         assert done.state == "success", done.error
     layout = RunLayout(workspace, "whole", training_of("whole", RUN_ID))
     for rank in (0, 1):
-        assert (layout.logs / f"rank-{rank}.log").read_text() == "4 --epochs 4 --rate 2.0\n"
+        assert (layout.logs / f"rank-{rank}.log").read_text() == "4 '' --epochs 4 --rate 2.0\n"
     kept = fixed_run(layout)["made_of"]["parameters"]
     assert {name: repr(kept[name]) for name in conf} == {
-        **{"nodes": "2", "epochs": "4", "rate": "2.0", "attempts": "1"}
+        **{"nodes": "2", "epochs": "4", "rate": "2.0", "attempts": "1", "note": "''"}
     }
 
 

@@ -33,7 +33,7 @@ def layout(workspace, context_of):
 def told(layout, *measured):
     """What train has kept: metric, value and source of each measurement."""
     dumped = [Measurement(*one).dump() for one in measured]
-    metrics = {metric: value for metric, value, _ in measured if math.isfinite(value)}
+    metrics = {metric: value for metric, value, *_ in measured if math.isfinite(value)}
     write_part(
         layout, "train", {"result": {"metrics": metrics, "measurements": dumped}, "tries": {}}
     )
@@ -81,8 +81,8 @@ def test_a_good_model_goes_on_and_its_metrics_into_the_lineage(evaluate, layout)
     assert said["table"].splitlines() == [
         "| metric | this model | production | measured on | asked for |",
         "| --- | --- | --- | --- | --- |",
-        "| accuracy | 0.9 |  | sample digits.npz, 40 rows | at least 0.9 |",
-        "| loss | 0.25 |  | the output |  |",
+        "| `accuracy` | 0.9 |  | `sample digits.npz, 40 rows` | at least 0.9 |",
+        "| `loss` | 0.25 |  | `the output` |  |",
         "",
         "No model is in production yet.",
     ]
@@ -158,11 +158,11 @@ def test_training_batches_decide_only_where_that_is_asked_for(evaluate, layout, 
     with pytest.raises(AirflowFailException, match="or take metric: val_accuracy, which is 0.75"):
         evaluate(metric="accuracy", minimum=0.5)
     said = evaluate(metric="val_accuracy", minimum=0.5)
-    assert "| accuracy | 0.9921 |  | training batches |" in said["table"]
+    assert "| `accuracy` | 0.9921 |  | `training batches` |" in said["table"]
     bounds = {"minimum": 0.5, "maximum": 1, "not_worse": True}
     said = evaluate(metric="accuracy", source="training", **bounds)
     asked = "at least 0.5 and at most 1 and no worse than production"
-    row = f"| accuracy | 0.9921 |  | training batches | {asked} |"
+    row = f"| `accuracy` | 0.9921 |  | `training batches` | {asked} |"
     assert said["table"].splitlines()[2] == row
     assert "accuracy decides, as measured on training batches" in capsys.readouterr().out
     told(layout, ("val_accuracy", 0.75, "validation"))
@@ -183,7 +183,7 @@ def test_no_older_value_of_another_source_decides(evaluate, layout):
         evaluate(metric="accuracy", minimum=0.25)
     # Nor does the sample's, where the command measures it as well.
     said = evaluate(MEASURES, metric="accuracy", minimum=0.5, parameters={"f1": 0.75})
-    assert "| accuracy | 0.99 |  | evaluation.command |" in said["table"]
+    assert "| `accuracy` | 0.99 |  | `evaluation.command` |" in said["table"]
 
 
 def test_a_training_of_an_earlier_version_has_to_be_done_again(evaluate, layout):
@@ -215,7 +215,7 @@ def test_production_is_compared_by_what_was_measured_on_the_same(
             evaluate(**settings)
         return
     said = evaluate(**settings)
-    assert f"| accuracy | 0.9 | 0.99 ({one.measured_on}) |" in said["table"]
+    assert f"| `accuracy` | 0.9 | 0.99 (`{one.measured_on}`) |" in said["table"]
     told = f"here it is of sample digits.npz, 40 rows, there of {one.measured_on}"
     assert f"accuracy is not compared with that of the model in production: {told}" in (
         capsys.readouterr().out
@@ -223,11 +223,14 @@ def test_production_is_compared_by_what_was_measured_on_the_same(
 
 
 def test_names_that_a_training_chose_are_text_in_the_form(evaluate, layout):
-    told(layout, ("a|b [x](http://y) <b>`c`\n_d_", 0.5, "script"))
+    """And no links, which Markdown makes of bare addresses, too."""
+    odd = "a|b [x](http://y) <b>`c`\n_d_"
+    told(layout, (odd, 0.5, "script"), ("www.example.com", 0.25, "sample", "a@b.example", 1))
     rows = evaluate()["table"].splitlines()
-    shown = r"a\|b \[x\]\(http://y\) \<b\>\`c\` \_d\_"
-    assert f"| {shown} | 0.5 |  | the script |  |" in rows
-    assert len(rows) == 6
+    shown = r"``a\|b [x](http://y) <b>`c` _d_``"
+    assert f"| {shown} | 0.5 |  | `the script` |  |" in rows
+    assert "| `www.example.com` | 0.25 |  | `sample a@b.example, 1 rows` |  |" in rows
+    assert len(rows) == 7
 
 
 MEASURES = """
@@ -271,7 +274,7 @@ def test_what_decides_nothing_and_is_no_number_is_named(evaluate, layout, value,
     said = evaluate(script, metric="accuracy", minimum=0.5)
     assert said["metrics"] == {"accuracy": 0.9, "f2": 1.0, "loss": 0.25}
     json.dumps(said, allow_nan=False)  # as XCom wants it
-    assert f"| f1 | {word} |" in said["table"]
+    assert f"| `f1` | {word} |" in said["table"]
     result = read_part(layout, "evaluate")["result"]
     assert result["metrics"] == said["metrics"]
     json.dumps(result, allow_nan=False)

@@ -112,6 +112,15 @@ def test_what_cannot_be_is_said_and_changes_nothing(decide, results, params, wor
     assert read_pointer(results, "digits", PRODUCTION)["training_id"] == "digits-2"
 
 
+def test_the_form_can_be_sent_with_no_more_than_the_model():
+    dag = production_dag("s3://results")
+    assert [*dag.params] == ["model", "action", "to", "reason"]
+    for name in ("to", "reason"):
+        assert dag.params.get_param(name).schema["type"] == ["null", "string"]
+    # Nor does it wait, unseen, until somebody switches the DAG on.
+    assert dag.is_paused_upon_creation is False
+
+
 def test_airflow_stores_the_dag(tmp_path):
     shown = json.dumps(DagSerialization.to_dict(production_dag("s3://results", "my_s3")))
     assert "my_s3" in shown and "production of s3://results" in shown

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import shutil
 import socket
 import sys
 import textwrap
@@ -880,6 +881,27 @@ def test_a_job_of_a_named_experiment_leaves_a_copy_for_later_steps(
     # Going on with that job would end so each time.
     deferred(scheduled, context_of("training", 2, experiment_id="wide"))
     assert cluster.numbers() == [1, 2]
+
+
+@pytest.mark.parametrize("link_to", [None, "../result", "nowhere"])
+def test_a_named_experiment_is_trained_again_whatever_ranks_made_of_its_copy(
+    train, layout, context_of, monkeypatch, link_to
+):
+    def refusing(path, ignore_errors=False):
+        if not ignore_errors:
+            raise PermissionError(13, "Permission denied", str(path))
+
+    copy = layout.root / "experiment" / "wide"
+    copy.parent.mkdir()
+    if link_to is None:
+        copy.mkdir()
+        monkeypatch.setattr(shutil, "rmtree", refusing)
+    else:
+        copy.symlink_to(link_to)
+    task = train("", nodes=1)
+    task.execute(context_of("training", 2, experiment_id="wide"))
+    assert copy.is_dir() and not copy.is_symlink()
+    assert layout.result.is_dir()
 
 
 def test_a_retry_goes_on_with_the_job_of_the_try_before(scheduled, layout, cluster, context_of):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import textwrap
 
 import pytest
@@ -11,7 +12,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.plan import TransformStep
-from ddl_airflow.lineage.record import write_part
+from ddl_airflow.lineage.record import read_part, write_part
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.operators.transform import TransformOperator
 from ddl_airflow.site import training_of
@@ -73,6 +74,24 @@ def test_a_model_of_an_earlier_try_is_not_taken_for_this_ones(
     with pytest.raises(AirflowFailException, match="wrote no SavedModel"):
         transform("print(1)", commands=["python export.py"]).execute(context_of("forming"))
     assert not os.path.lexists(layout.model)
+
+
+@pytest.mark.parametrize("by_its_user", [True, False])
+def test_a_model_that_is_closed_to_airflow_is_removed_by_its_user_or_the_step_fails(
+    transform, layout, context_of, monkeypatch, by_its_user
+):
+    """As one of the ranks' user is, where the script has taken the group's rights away."""
+    write_part(layout, "train", {"result": {"wrote_model": False}})
+    layout.model.mkdir()
+    (layout.model / "saved_model.pb").touch()
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    said = "wrote no SavedModel"
+    if not by_its_user:
+        said = rf"model, of an earlier try, .* user id {os.geteuid()}: remove it"
+        monkeypatch.setattr(Transform, "run_once", lambda *_: None)
+    with pytest.raises(AirflowFailException, match=f"TransformError: .*{said}"):
+        transform("print(1)", commands=["python export.py"]).execute(context_of("forming"))
+    assert layout.model.exists() is not by_its_user
 
 
 def test_whose_user_it_runs_as_is_said_whatever_trains(
@@ -188,6 +207,26 @@ def test_a_report_that_is_not_ours_is_refused(transform, layout, context_of, mon
     with pytest.raises(AirflowException, match=r"TransformError: ddl/transform\.json"):
         transform().execute(context_of("forming"))
     assert not (layout.kept / "lineage" / "transform.json").exists()
+
+
+def test_of_a_report_only_what_ours_says_goes_into_the_record(
+    transform, layout, context_of, monkeypatch
+):
+    """A script writes in that folder: what other steps noted of the model is not its to say."""
+    ours = {"framework": "keras", "tensorflow": "2.16.2", "base_graph": None}
+    ours |= {"checkpoint": "model-3.keras", "checkpoint_step": 3, "signatures": {"predict": {}}}
+    ours |= {"sample": "a.npz", "rows": 9, "prediction": {"class": [1]}, "labels": [1]}
+    ours |= {"accuracy": 1.0, "no_accuracy": "", "warnings": [], "files": [], "seconds": 0.5}
+    others = ("went_on_from", "goodput", "proof", "evaluation", "metrics", "transform")
+
+    def wrote(self, *_):
+        said = ours | dict.fromkeys(others, []) | {"no_accuracy": "x" * 99_999}
+        layout.transform_report.write_text(json.dumps(said))
+
+    monkeypatch.setattr(Transform, "run_once", wrote)
+    transform().execute(context_of("forming"))
+    kept = read_part(layout, "transform")["result"]
+    assert kept == ours | {"no_accuracy": "x" * 10_000}
 
 
 def test_a_checkpoint_may_have_a_name_that_tells_no_step(

@@ -52,6 +52,7 @@ class Site:
         self.sent: list[tuple[str, dict]] = []
         self.refused = 0
         self.production: list[Any] = []
+        self.paused = False
 
     def run(self, dag_id: str, run_id: str) -> RunLayout:
         layout = RunLayout(self.workspace, dag_id, self._training_of(dag_id, run_id))
@@ -139,6 +140,7 @@ class Site:
             names = ("dag_id", "description", "tags")
             named = [
                 dict(zip(names, (*one[:2], [{"name": t} for t in one[2]]), strict=True))
+                | {"is_paused": self.paused}
                 for one in told
             ]
             # As Airflow, whose [api] maximum_page_limit is 100 by default.
@@ -236,6 +238,6 @@ def tab(browser, site):
     yield show
     for page in opened:
         page.close()
-    expected = ("favicon", "403", "404")
+    expected = ("favicon", "403", "404", "503")
     assert [one for one in said if not any(word in one for word in expected)] == []
     assert beside == []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
 
@@ -381,6 +382,43 @@ def test_lines_of_a_log_are_found_by_their_words(mine):
     assert get("/log-lines/3/mine/run?words=nowhere")["found"] == []
     for words in ("", "x" * 201):
         assert "characters" in get(f"/log-lines/3/mine/run?words={words}")["detail"]
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1 << 20])
+def test_lines_are_found_wherever_a_log_is_cut(tmp_path, monkeypatch, at_once):
+    from ddl_airflow.plugin import logs
+
+    monkeypatch.setattr(logs, "_AT_ONCE", at_once)
+    text = "\n\nnone\nSTRASSE 1\n\n" + "x" * 30 + "Straße 2\nstra\nsse\n" + "Straße 3"
+    (tmp_path / "rank-0.log").write_text(text)
+    with logs.rank_log(tmp_path, tmp_path, 0) as file:
+        said = logs.lines_with(file, "straße")
+    assert [line["text"] for line in said["found"]] == [
+        "STRASSE 1",
+        "x" * 30 + "Straße 2",
+        "Straße 3",
+    ]
+    whole = text.encode()
+    ends = [whole.index(b"1\n") + 2, whole.index(b"2\n") + 2, len(whole)]
+    assert [line["end"] for line in said["found"]] == ends
+    assert (said["more"], said["searched"]) == (0, len(whole))
+
+
+def test_a_log_of_empty_lines_is_not_read_line_by_line(tmp_path):
+    from ddl_airflow.plugin import logs
+
+    class Counted(io.FileIO):
+        lines = 0
+
+        def readline(self, *size):
+            self.lines += 1
+            return super().readline(*size)
+
+    path = tmp_path / "rank-0.log"
+    path.write_bytes(b"\n" * 2_000_000 + b"here\n")
+    with Counted(path) as file:
+        (line,) = logs.lines_with(file, "HERE")["found"]
+        assert line == {"text": "here", "end": 2_000_005} and file.lines < 10
 
 
 def test_a_workspace_that_hangs_takes_some_threads_only(workspace, monkeypatch):

@@ -101,6 +101,18 @@ def test_more_than_fits_into_one_answer_is_said_to_be_more(told, monkeypatch):
     assert seen == list(range(200))
 
 
+def test_of_short_lines_no_more_points_are_read_at_once_than_that(told, monkeypatch):
+    monkeypatch.setattr(curves, "_MOST_POINTS_READ", 100)
+    told(*({"t": n, "source": "keras", "step": n, "a": n, "b": n} for n in range(110)))
+    cursor, seen, more = "", [], True
+    while more:
+        answer = told.read(cursor=cursor)
+        cursor, more = answer["cursor"], answer["more"]
+        seen.append([step for _, part in parts(answer, "b") for step, _ in part])
+    assert [len(steps) for steps in seen] == [50, 50, 10]
+    assert sum(seen, []) == list(range(110))
+
+
 def test_a_file_that_was_begun_again_is_told_whole(told):
     told(*({"t": n, "source": "keras", "step": n, "loss": n} for n in range(9)))
     cursor = told.read()["cursor"]

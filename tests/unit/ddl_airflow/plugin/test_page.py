@@ -22,6 +22,12 @@ from tests.unit.ddl_airflow.plugin.conftest import BELOW
 pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx`")
 
 
+HIDE = """hidden => {
+    Object.defineProperty(document, "hidden", {configurable: true, get: () => hidden});
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
 def without_fault(page):
     """axe-core finds nothing in the frame."""
     found = Axe().run(page.frames[1])
@@ -181,19 +187,62 @@ def test_numbers_move_while_it_trains_and_nothing_else_does(tab, site):
     assert grown["y"] == places[0]["y"] and grown["x"] == places[0]["x"]
     # What comes is what is new; and nobody is asked while nobody looks.
     assert any(re.search(r"curves/digits/run\?.*cursor=[1-9]", url) for url in asked)
-    hide = """hidden => {
-        Object.defineProperty(document, "hidden", {configurable: true, get: () => hidden});
-        document.dispatchEvent(new Event("visibilitychange"));
-    }"""
     inner = page.frames[1]
-    inner.evaluate(hide, True)
+    inner.evaluate(HIDE, True)
     page.wait_for_load_state("networkidle")
     asked.clear()
     site.progress({"t": now + 4, "step": 40, "loss": 0.25})
     page.wait_for_timeout(3500)
     assert asked == []
-    inner.evaluate(hide, False)
+    inner.evaluate(HIDE, False)
     expect(value_of(frame, "loss")).to_have_text("0,2500")
+
+
+def test_who_looks_at_a_part_of_a_curve_goes_on_looking_there(tab, site):
+    lines = [{"t": 1.0 + n, "step": 10 * n, "loss": 1 / n} for n in range(1, 61)]
+    site.progress(*lines[:40])
+    page, frame = tab()
+    place = frame.locator("figure", has=frame.locator("h3", has_text="loss")).locator(".u-over")
+    place.scroll_into_view_if_needed()
+    box = place.bounding_box()
+    middle = box["y"] + box["height"] / 2
+
+    def pointed_at(part):
+        page.mouse.move(box["x"] + part * box["width"], middle)
+        return frame.locator(".under span", has_text="step").first.text_content()
+
+    whole = pointed_at(0.95)
+    pointed_at(0.25)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, middle, steps=4)
+    page.mouse.up()
+    closer = pointed_at(0.95)
+    assert closer != whole
+    site.progress(*lines[40:])
+    expect(value_of(frame, "loss")).to_have_text("0.01667")
+    pointed_at(0.5)
+    assert pointed_at(0.95) == closer
+
+
+def test_a_long_training_is_read_to_its_end_once(tab, site):
+    """Its numbers come in several answers, which are no growth of what is shown."""
+    site.progress({"t": 1.0, "step": 1, "loss": 1.0})
+    asked = []
+
+    def answer(route):
+        asked.append(re.search("cursor=([0-9]*)", route.request.url)[1])
+        first = 30_000 * len(asked)
+        part = {"job": 0, "steps": [*range(first - 30_000, first)], "values": [0.5] * 30_000}
+        curves = [{"name": "loss", "measured_on": "", "parts": [part | {"gaps": []}]}]
+        told = {"curves": curves if len(asked) < 5 else [], "cursor": str(len(asked))}
+        route.fulfill(json=told | {"more": len(asked) < 4, "again": False})
+
+    page, frame = tab("dag_id=others&run_id=run")
+    page.route("**/ddl/curves/**", answer)
+    page.goto(page.url.replace("others", "digits"))
+    loss = frame.locator("figure", has=frame.locator("h3", has_text="loss"))
+    expect(loss.locator(".plot")).to_have_attribute("aria-label", re.compile("to step 119,999,"))
+    assert asked[:4] == ["", "1", "2", "3"] and "" not in asked[1:]
 
 
 def test_what_stopped_early_and_ended_well_is_whole(tab, site):
@@ -281,6 +330,21 @@ def test_the_end_of_a_log_comes_first_and_one_finds_what_is_before(tab, site):
         frame.get_by_role("link", name="Whole log").click()
     assert whole.value.suggested_filename == "digits-rank-0.log"
     assert Path(whole.value.path()).read_text() == "".join([*lines, "what was added\n"])
+
+
+def test_who_comes_back_to_a_log_is_shown_its_end(tab, site):
+    log = site.layout.logs / "rank-0.log"
+    log.write_text("begun\n")
+    page, frame = tab()
+    pre = frame.locator("#logs pre")
+    expect(pre).to_contain_text("begun")
+    page.frames[1].evaluate(HIDE, True)
+    with log.open("a") as file:
+        file.writelines(f"line {number} of the night\n" for number in range(150_000))
+    page.frames[1].evaluate(HIDE, False)
+    # Not by expect, which would print all of it.
+    ends = "document.querySelector('#logs pre').textContent.includes('line 149999 of')"
+    page.frames[1].wait_for_function(ends)
 
 
 def test_a_log_is_shown_as_a_terminal_would(tab, site):
@@ -503,6 +567,7 @@ def test_trainings_of_a_dag(tab, published):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_lineage_of_a_model(tab, published, theme):
+    published.paused = theme == "dark"
     page, frame = tab("", theme)
     frame.locator("tr", has_text="second").get_by_role("link", name="Lineage").click()
     kinds = ["data", "code", "manifest", "run", "model", "pointer ★"]
@@ -517,7 +582,9 @@ def test_the_lineage_of_a_model(tab, published, theme):
     frame.get_by_label("Why, for the history").fill("it is worse at night")
     without_fault(page)
     frame.get_by_role("dialog").get_by_role("button", name="Go back").click()
-    expect(frame.get_by_text("Asked for: run manual__1 of ddl-production.")).to_be_visible()
+    told = frame.get_by_text("Asked for: run manual__1 of ddl-production.")
+    expect(told).to_be_visible()
+    assert ("that DAG is paused" in told.text_content()) == published.paused
     conf = {
         "model": "mnist-tf1",
         "action": "rollback",
@@ -551,9 +618,23 @@ def test_a_store_that_is_slow_is_asked_again(tab, published, monkeypatch):
         time.sleep(2.5)
         return read(*place)
 
+    asked = []
+
+    def busy_once(route):
+        asked.append(route.request.url)
+        if len(asked) == 2:
+            route.fulfill(status=503, json={"detail": "8 requests wait"})
+        else:
+            route.continue_()
+
     read = graph._read
     monkeypatch.setattr(graph, "_read", slowly)
-    _, frame = tab("dag_id=mnist-tf1&run_id=first")
+    page, frame = tab("dag_id=mnist-tf1&run_id=first")
+    page.route("**/ddl/graph/**", busy_once)
     frame.get_by_role("link", name="Lineage, with all digests").click()
     expect(frame.get_by_text("the store has not answered yet")).to_be_visible()
+    # Nor does one answer that fails take away what is there.
+    expect(frame.get_by_role("alert")).to_contain_text("8 requests wait")
+    expect(frame.locator(".node")).not_to_have_count(0)
     expect(frame.locator(".node.pointer")).to_contain_text("production")
+    expect(frame.get_by_role("alert")).to_have_count(0)

@@ -8,6 +8,7 @@ import math
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -361,6 +362,41 @@ def test_ranks_cannot_have_the_page_read_without_end(layout):
     assert first["hosts"] == ["vm"] and last["ranks"][0]["usage"]["cores"] == 2.0
 
 
+def test_ranks_cannot_have_the_page_look_at_files_without_end(layout, monkeypatch):
+    """However small they are, and also where nothing of them has changed."""
+    monkeypatch.setattr(unchanged, "_MOST_FILES", 10)
+    for name in ("try-1", "try-2"):
+        for rank in range(8):
+            record(layout, name, rank, host="vm")
+            os.utime(layout.state / name / f"rank-{rank}.json", (1, 1))
+            (layout.state / name / f"rank-{rank}.usage").write_text('{"cores": 2.0}')
+    files, globbed = Unchanged(), []
+    glob = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, of: globbed.append(path.name) or glob(path, of))
+    for _ in range(2):
+        first, last = read_jobs(layout, files)
+        assert [one["usage"]["cores"] for one in last["ranks"]] == [2.0] * 2 + [None] * 6
+        assert first["hosts"] == []
+    assert "try-2" in globbed and "try-1" not in globbed
+    layout.statistics.write_text(json.dumps({"ranks": [], "more": "x" * 1000}))
+    assert read_communication(layout)["ended"]
+    monkeypatch.setattr(training, "_MOST_OF_RANKS", 1000)
+    assert read_communication(layout) is None
+
+
+def test_of_what_was_read_the_oldest_is_forgotten_first(layout, monkeypatch):
+    monkeypatch.setattr(unchanged, "_MOST", 4)
+    files = Unchanged()
+    paths = [layout.state / f"{number}.json" for number in range(5)]
+    for path in paths:
+        path.write_text("{}")
+        os.utime(path, (1, 1))
+        files.read(path, layout.workspace, dict)
+    for path in paths[1:]:
+        files.read(path, layout.workspace, dict)
+    assert files.reads == 5
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -554,7 +590,8 @@ def test_the_trainings_of_a_dag_are_not_cut_for_those_of_others(workspace, clien
 
     monkeypatch.setattr(trainings, "_MOST", 3)
     of = {"code": {"digest": "c", "files": ["train.py"] * 1000}}
-    old = kept(workspace, "weekly", "old", {"state": "published"}, stage_data=of)
+    ranks = {"environment": {"launcher": "ssh", "settings": {"A": "1"}, "versions": {"keras": "3"}}}
+    old = kept(workspace, "weekly", "old", {"state": "published"}, stage_data=of, train=ranks)
     os.utime(old.kept, (1, 1))
     for number in range(5):
         kept(workspace, "sweep", f"r{number}", {"state": "published"})
@@ -566,6 +603,7 @@ def test_the_trainings_of_a_dag_are_not_cut_for_those_of_others(workspace, clien
     assert (line["run_id"], answer["left_out"]) == ("old", 0)
     # What the table does not show is not sent for each of them.
     assert line["facts"]["code"] == {"digest": "c"}
+    assert line["facts"]["environment"] == {"launcher": "ssh"}
     assert client.get("/trainings?dag_id=..").json()["trainings"] == []
 
 

@@ -74,6 +74,20 @@ def test_an_old_run_goes_with_its_own_experiment_and_a_newer_one_stays(run, tmp_
     assert (removed.what, removed.place) == ("experiment", str(wide))
 
 
+def test_a_script_cannot_keep_a_run_by_a_time_that_is_to_come(run, tmp_path, monkeypatch):
+    """Of what it wrote, or of a folder: 40 days later that is as old as it is."""
+    for number, name in enumerate(("checkpoints", "experiment", "code")):
+        layout = run(f"odd{number}", days=0)
+        place = getattr(layout, name)
+        place = next(place.iterdir(), place)
+        os.utime(place, (time.time() + 4000 * 86400,) * 2)
+    assert list(clean_workspace(tmp_path, KEEP)) == []
+    later = time.time() + 40 * 86400
+    monkeypatch.setattr(cleaning.time, "time", lambda: later)
+    list(clean_workspace(tmp_path, KEEP))
+    assert left(tmp_path) == []
+
+
 def test_a_run_in_use_stays_however_old_it_is(run, tmp_path):
     works, waits, open_run, reported = (run(name) for name in ("works", "waits", "open", "told"))
     waits.scheduled_job.write_text("{}")  # for a scheduler, or for days in its queue
@@ -218,7 +232,7 @@ def test_folders_that_ranks_keep_private_stop_nobodys_cleaning(run, tmp_path, mo
     assert left(tmp_path) == []
 
 
-LEFT = (".code-abc", ".ddl-part-abc", ".removing-abc")
+LEFT = (".code-abc", ".ddl-part-abc", ".removing-abc", "experiment/.removing-def")
 
 
 def test_what_killed_tasks_left_goes_and_what_is_being_made_stays(run, tmp_path):
@@ -227,6 +241,7 @@ def test_what_killed_tasks_left_goes_and_what_is_being_made_stays(run, tmp_path)
         (layout.root / ".code-abc").mkdir()
         (layout.root / ".ddl-part-abc").mkdir()
         (layout.root / ".removing-abc").mkdir()
+        (layout.root / "experiment" / ".removing-def").mkdir(parents=True)
     age(killed.root, 3)
     for keep in (Rules(), KEEP):
         found = [one.place for one in clean_workspace(tmp_path, keep, dry_run=True)]

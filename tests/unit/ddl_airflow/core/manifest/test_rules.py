@@ -501,6 +501,23 @@ def test_a_parameter_that_is_named_like_a_secret_is_warned_of(
     assert bool(found) is warned and all("secret: true" in one.fix for one in found)
 
 
+@pytest.mark.parametrize(
+    ("seed", "warned"),
+    [
+        ("9007199254740991", False),
+        ("9007199254740993", True),
+        ("-9007199254740993", True),
+        ("'12345678901234567890'", False),
+        ("1e300", False),
+        ("{default: 1, choices: [1, 9007199254740993]}", True),
+    ],
+)
+def test_a_whole_number_that_a_browser_rounds_is_warned_of(seed: str, warned: bool) -> None:
+    text = (VALID / "folders.yml").read_text("utf-8") + f"\nparameters: {{seed: {seed}}}\n"
+    warnings = load_manifest_text(text, "m.yml").warnings
+    assert ("parameters.seed" in [one.field for one in warnings]) is warned
+
+
 def test_what_no_parameter_says_of_secrets_is_not_in_the_digest() -> None:
     text = (VALID / "folders.yml").read_text("utf-8")
     digests = {
