@@ -92,7 +92,7 @@ def _notifier(manifest: Manifest, one: Notification, event: str, at: str) -> Any
         subject, body = _MAILS[event]
         arguments.setdefault("subject", subject)
         arguments.setdefault("html_content", body + _RUN % _run_url())
-    kind = _filled_in_anew(_class_of(one.notifier))
+    kind: Any = _filled_in_anew(_class_of(one.notifier))
     try:
         if one.notifier == SMTP_NOTIFIER:
             return _sent_anyway(kind)(event, at, arguments)
