@@ -524,8 +524,6 @@ def _run_elastic(options: argparse.Namespace, files: terminal.OutputFiles | None
             last, why_not = by_itself, ""
             if status.state is JobState.SUCCEEDED or status.apart or ended.signal:
                 commits.done = not ended.signal
-            elif ended.left:
-                why_not = "Mend what it waits for, a file system or a device, or restart that host."
             elif _permanent(status):
                 why_not = "It would end in the same way again."
             elif bounds.resets is not None and starts >= bounds.resets:
@@ -541,12 +539,17 @@ def _run_elastic(options: argparse.Namespace, files: terminal.OutputFiles | None
                 starts += 1
                 if status.failure is not None and not is_consequence(status.failure):
                     pool.failed_on(status.failure.rank)
-                _say_line(f"{_why_again(status, size, moved)} Starts again ({starts}).")
+                why = f"{_why_again(status, size, moved)}{_not_ended(ended)}"
+                _say_line(f"{why} Starts again ({starts}).")
                 continue
             code = _conclude(ended, status, training, options)
             if why_not:
                 _say_line(f"{why_not} Not started again.")
             return code
+
+
+def _not_ended(ended: terminal.Ended) -> str:
+    return f" These did not end: {', '.join(ended.left)}." if ended.left else ""
 
 
 def _why_again(status: JobStatus, size: int, moved: bool) -> str:
@@ -651,7 +654,7 @@ def _conclude(
         return 0
     was_ended = "All ranks were ended." if training.size > 1 else ""
     if ended.left:
-        was_ended = f"These did not end: {', '.join(ended.left)}."
+        was_ended = _not_ended(ended).strip()
     if ended.signal:
         by = signal.Signals(ended.signal).name
         if os.isatty(2):
