@@ -8,9 +8,11 @@ its record on its own host, from which they are brought at the end: mpirun's exi
 from __future__ import annotations
 
 import json
+import os
 import re
 import select
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -37,7 +39,7 @@ _READ = """
 import json, pathlib, sys
 folder, *names = sys.argv[1:]
 there = [path for name in names if (path := pathlib.Path(folder, name)).is_file()]
-print(json.dumps({p.name: p.open("rb").read(1 << 20).decode("utf-8", "replace") for p in there}))
+print(json.dumps({p.name: p.open("rb").read(16 << 20).decode("utf-8", "replace") for p in there}))
 """
 
 
@@ -222,11 +224,22 @@ def _looks(ssh: Ssh, slots: Mapping[str, int], marker: Path) -> list[preflight.L
     where = {"temporary files": Path("/tmp")}  # noqa: S108
     asked = preflight.Asked(sys.executable, max(slots.values()), marker, where, shared=True)
     others = [name for name in slots if not is_here(name)]
-    if not others:
-        return []
-    facts = {**probe.look(json.loads(asked.question)), "mtu": 0, "clock_s": 0.0}
-    known = [preflight.Look(name, facts) for name in slots if name not in others]
-    return preflight.look_at(ssh, others, asked, known)
+    here = _this_host(asked) if others and len(others) < len(slots) else None
+    return preflight.look_at(ssh, others, asked, here)
+
+
+def _this_host(asked: preflight.Asked) -> dict[str, Any] | None:
+    """What it is like, as others are asked; None where that cannot be known."""
+    # Where others are asked no variable says what Python finds.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    argv = [sys.executable, "-SE", probe.__file__, asked.question]
+    try:
+        said = subprocess.run(
+            argv, env=environ, stdout=subprocess.PIPE, text=True, timeout=_MOST_S, check=True
+        ).stdout
+        return {**json.loads(said), "mtu": 0, "clock_s": 0.0}
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
 
 
 def _each(wrong: Mapping[str, str]) -> str:

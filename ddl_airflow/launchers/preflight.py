@@ -97,14 +97,16 @@ class Asked:
         )
 
 
-def look_at(ssh: Ssh, hosts: Sequence[str], asked: Asked, known: Sequence[Look] = ()) -> list[Look]:
+def look_at(
+    ssh: Ssh, hosts: Sequence[str], asked: Asked, here: Mapping[str, Any] | None = None
+) -> list[Look]:
     """Each host in their order, judged by itself and against the others.
 
     Args:
         ssh: how they are reached.
         hosts: those.
         asked: what for.
-        known: of further hosts, which count as the first ones.
+        here: what this host is like, if it has ranks, too: the others must have its versions.
     """
     program = Path(probe.__file__).read_text("utf-8")
     words = [asked.python, "-SE", "-", asked.question]
@@ -129,12 +131,20 @@ def look_at(ssh: Ssh, hosts: Sequence[str], asked: Asked, known: Sequence[Look] 
         facts["took_s"] = took
         return Look(host, facts)
 
-    return judged([*known, *on_each(hosts, ask).values()], asked)[len(known) :]
+    looks = list(on_each(hosts, ask).values())
+    if here is None:
+        return judged(looks, asked)
+    versions = {name: here["versions"].get(name, "") for name in _ALIKE}
+    return judged([Look("this host", here), *looks], asked, versions)[1:]
 
 
-def judged(looks: Sequence[Look], asked: Asked) -> list[Look]:
-    """With what ails each: by itself, and against the others."""
+def judged(
+    looks: Sequence[Look], asked: Asked, versions: Mapping[str, str] | None = None
+) -> list[Look]:
+    """With what ails each: by itself, and against the others, or against some versions."""
     usual = _usual(looks) | ({"sees_marker": True} if asked.shared else {})
+    if versions is not None:
+        usual["versions"] = versions
     return _once([_judged(look, usual, asked) for look in looks])
 
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 
 import pytest
 
 from ddl_airflow.core.errors import SubmitFailed
-from ddl_airflow.launchers import probe
+from ddl_airflow.launchers import named_hosts, preflight, probe
 from ddl_airflow.launchers.named_hosts import NamedHosts, ailing
 from ddl_airflow.launchers.remote import Said
 
@@ -64,7 +65,8 @@ def facts(host):
 @pytest.fixture
 def here(monkeypatch):
     """What this host says of itself: its way out is not that to the others."""
-    monkeypatch.setattr(probe, "look", lambda _: facts("here") | {"mtu": 1500})
+    said = facts("here") | {"mtu": 1500, "clock_s": 0.0}
+    monkeypatch.setattr(named_hosts, "_this_host", lambda _: said)
 
 
 def test_a_host_that_is_as_this_one_is_well_where_another_is_not(here, tmp_path):
@@ -74,6 +76,19 @@ def test_a_host_that_is_as_this_one_is_well_where_another_is_not(here, tmp_path)
         hosts.look()
     assert " b: " not in str(no.value)
     assert list(ailing(Looked(a=OLD), slots, tmp_path / "shared")) == ["a"]
+    # This one is where the command was given: it is not outvoted.
+    assert list(ailing(Looked(a=OLD, b=OLD), slots, tmp_path / "shared")) == ["a", "b"]
+
+
+def test_this_host_is_asked_as_the_others_are(monkeypatch, tmp_path):
+    """Where others are asked nobody has set PYTHONPATH."""
+    (tmp_path / "mpi4py-0.1.dist-info").mkdir()
+    (tmp_path / "mpi4py-0.1.dist-info" / "METADATA").write_text("Name: mpi4py\nVersion: 0.1\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    asked = preflight.Asked(sys.executable, 1, tmp_path, {})
+    assert named_hosts._this_host(asked)["versions"]["mpi4py"] != "0.1"
+    monkeypatch.setattr(probe, "__file__", "/none.py")
+    assert named_hosts._this_host(asked) is None
 
 
 def test_a_host_that_sees_what_is_committed_is_well_where_most_do_not(here, tmp_path):
