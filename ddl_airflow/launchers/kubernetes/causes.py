@@ -151,7 +151,8 @@ def needs_events(job: _Object | None, pods: Sequence[_Object]) -> bool:
 
 def waits_as(job: _Object, pods: Sequence[_Object]) -> str:
     """How a job waits whose events say no more than for what; empty where they may say more."""
-    if has_finished(job) or missing_hosts(job, pods):
+    # Where the launcher's pod is not made, events alone say why.
+    if has_finished(job) or missing_hosts(job, pods) or "launcher" not in map(role_of, pods):
         return ""
     states = []
     for pod in pods:

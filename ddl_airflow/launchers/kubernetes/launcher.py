@@ -311,7 +311,7 @@ class KubernetesLauncher:
             for handle, one in found.items()
             if needs_events(one["job"], one["pods"])
         }
-        now = time.time()
+        now = time.monotonic()
         kept = {of: one for of, one in self._kept.items() if now - one[1] < _EVENTS_S}
         self._kept = kept
         if all(how and of in kept and kept[of][0] == how for of, how in asking.items()):

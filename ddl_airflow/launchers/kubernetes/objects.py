@@ -105,6 +105,8 @@ _SETTINGS = {
     "PRTE_MCA_plm_ssh_args": "-F /etc/ddl/ssh_config",
     # Only the launcher has the key with which one may log in.
     "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
+    # Its connections last as long as the ranks: with more workers than this it would wait for ever.
+    "PRTE_MCA_plm_ssh_num_concurrent": "10000",
     "PRTE_MCA_prte_default_hostfile": _HOSTFILE,
     "PRTE_MCA_oob_tcp_keepalive_time": "5",
     "PRTE_MCA_oob_tcp_keepalive_intvl": "2",
