@@ -518,8 +518,8 @@ class StepOperator(PrototypedOperator):
             field = form.get_param(name)
             if isinstance(value, float) and value.is_integer() and _is_integer(field):
                 meant[name] = int(value)
-            elif value is None and "section" not in field.schema:  # a parameter of the manifest
-                meant[name] = ""
+            elif value is None and self.settings is not None and "section" not in field.schema:
+                meant[name] = ""  # of a manifest's parameters null is no value
         return meant
 
     def take_fixed(self, context: Any) -> None:

@@ -415,6 +415,15 @@ def test_values_are_taken_as_the_form_means_them(tmp_path, workspace, write_mani
     }
 
 
+def test_what_has_no_value_in_a_dag_of_ones_own_is_no_empty_text(run_task, workspace):
+    with DAG("own", schedule=None, params={"until": None}):
+        train = TrainOperator(
+            task_id="train", step=TrainStep(command="python train.py {{ params.until }}")
+        )
+    done = run_task(train)
+    assert done.state == "failed" and "has no value in this run" in str(done.error)
+
+
 def test_a_template_that_cannot_be_filled_in_is_not_tried_again(run_task, workspace):
     with DAG("dated", schedule=None):
         train = TrainOperator(
