@@ -44,10 +44,8 @@ _TIMES = ("started", "ended", "asked_to_end", "released")
 _TEXTS = ("host", "task", "reason", "python", "cpu")
 _LARGEST = 2**53  # a float holds it exactly
 _LONGEST = 10_000
-# Of a record, in which a message that is not ASCII may take more than one MiB; and of what is
-# listed in it more than any rank has to say: the shim writes some ten versions, and as many
-# settings of at most 200 characters each.
-_MOST_BYTES = 4 * 2**20
+# Of what is listed in a record more than any rank has to say: the shim writes some ten versions,
+# and as many settings of at most 200 characters each.
 _MOST_GPUS = 32
 _MOST_FACTS = 100
 _LONGEST_FACT = 200
@@ -77,15 +75,14 @@ def read_records(handle: JobHandle, *, running: bool = False) -> dict[int, dict[
             left out.
 
     Raises:
-        LaunchError: a record is a link, or larger than 4 MiB, or holds no JSON object, or the file
-            system does not give it.
+        LaunchError: a record is a link, or holds no JSON object, or the file system does not give
+            it.
     """
     records = {}
     for rank in range(handle.world_size):
         path = handle.record_dir / f"rank-{rank}.json"
         try:
-            said = read_object(path, run_folder(handle), _MOST_BYTES)
-            records[rank] = _sound(said) | {"rank": rank}
+            records[rank] = _sound(read_object(path, run_folder(handle))) | {"rank": rank}
         except FileNotFoundError:
             continue
         except (FileRefused, OSError) as error:
