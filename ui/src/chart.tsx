@@ -128,8 +128,9 @@ export function Chart(
     const [first, last] = [drawn.data[0][0], drawn.data[0].at(-1)];
     // Who looks closer goes on looking there.
     const closer = min != null && max != null && first !== undefined && (min > first || max < last!);
-    drawn.setData(data, !closer);
-    if (closer) drawn.setScale("x", { min, max });
+    const there = closer && (data[0][0] ?? Infinity) <= max && (data[0].at(-1) ?? -Infinity) >= min;
+    drawn.setData(data, !there);
+    if (there) drawn.setScale("x", { min, max });
   }, [data]);
 
   const last = lines.at(-1);

@@ -120,9 +120,10 @@ function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => v
     const before = to || (earlier.find((one) => !one.withdrawn)?.publication ?? "");
     const conf = { model: dag, action: move, to: move === "promote" ? publication : before, reason };
     try {
+      const { is_paused } = await ask<Dag>(`${API}/dags/${encodeURIComponent(by.dag_id)}`);
       const body = JSON.stringify({ logical_date: null, conf });
       const run = await ask<{ dag_run_id: string }>(`${API}/dags/${encodeURIComponent(by.dag_id)}/dagRuns`, { method: "POST", body });
-      const waits = by.is_paused ? " It waits: that DAG is paused. Switch it on." : "";
+      const waits = is_paused ? " It waits: that DAG is paused. Switch it on." : "";
       setTold(`Asked for: run ${run.dag_run_id} of ${by.dag_id}.${waits}`);
       dialog.current?.close();
       setTimeout(done, 5000);

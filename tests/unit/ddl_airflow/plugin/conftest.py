@@ -130,6 +130,10 @@ class Site:
             pairs = sorted(zip(names, after, strict=True))
             return {"tasks": [{"task_id": n, "downstream_task_ids": a} for n, a in pairs]}
 
+        @app.get("/api/v2/dags/{dag}")
+        def dag(dag: str) -> dict:
+            return {"dag_id": dag, "is_paused": self.paused}
+
         @app.get("/api/v2/dags")
         def dags(limit: int, offset: int = 0) -> dict:
             told = [
@@ -140,7 +144,6 @@ class Site:
             names = ("dag_id", "description", "tags")
             named = [
                 dict(zip(names, (*one[:2], [{"name": t} for t in one[2]]), strict=True))
-                | {"is_paused": self.paused}
                 for one in told
             ]
             # As Airflow, whose [api] maximum_page_limit is 100 by default.

@@ -15,7 +15,7 @@ from playwright.sync_api import expect
 from ddl_airflow.lineage.production import PRODUCTION, point
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.storage.stores import open_store
-from tests.limits import within
+from tests.limits import until, within
 from tests.unit.ddl_airflow.plugin.conftest import BELOW
 
 # Airflow's own import of Starlette's test client warns of the client's name.
@@ -343,8 +343,7 @@ def test_who_comes_back_to_a_log_is_shown_its_end(tab, site):
         file.writelines(f"line {number} of the night\n" for number in range(150_000))
     page.frames[1].evaluate(HIDE, False)
     # Not by expect, which would print all of it.
-    ends = "document.querySelector('#logs pre').textContent.includes('line 149999 of')"
-    page.frames[1].wait_for_function(ends)
+    until(lambda: "line 149999 of the night" in pre.text_content(), 15)
 
 
 def test_a_log_is_shown_as_a_terminal_would(tab, site):
