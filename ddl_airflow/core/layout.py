@@ -368,6 +368,6 @@ class RunLayout:
 def _put_away(path: Path) -> None:
     """Removes a folder or a link; the ranks' user may have left what only that one may delete."""
     aside = path.rename(path.with_name(f"{REMOVING}{uuid.uuid4().hex}"))
-    if aside.is_symlink():
+    if aside.is_symlink() or not aside.is_dir():
         aside.unlink()
     shutil.rmtree(aside, ignore_errors=True)

@@ -21,7 +21,8 @@ def code(text: str, *, in_table: bool = False) -> str:
     runs = [len(run) for run in re.findall("`+", line)]
     fence = "`" * (max(runs, default=0) + 1)
     pad = " " if line.startswith("`") or line.endswith("`") or not line else ""
-    shown = line.replace("|", "\\|") if in_table else line
+    # A table's own escape. After a backslash it would be none.
+    shown = line.replace("\\|", "\\ |").replace("|", "\\|") if in_table else line
     return f"{fence}{pad}{shown}{pad}{fence}"
 
 

@@ -27,7 +27,7 @@ MOST_POINTS = 4000
 _PIECE = 1 << 20
 # In one answer: about 500,000 lines. Who asks again gets the rest.
 _MOST_BYTES = 64 * _PIECE
-_MOST_POINTS_READ = 2_000_000  # of lines that are shorter than any of ours
+_MOST_POINTS_READ = 2_000_000  # of lines that are shorter than any of ours, or say nothing
 _MOST_METRICS = 100
 _MOST_JOBS = 1000
 _MOST_GAPS = 100
@@ -116,7 +116,7 @@ def read_curves(
         at.first = first
         taken = 0
         for line in _lines(file, at):
-            taken += _take(line, at, started, metrics)
+            taken += max(1, _take(line, at, started, metrics))
             if taken >= _MOST_POINTS_READ:
                 break
         more = file.tell() < size or taken >= _MOST_POINTS_READ
@@ -131,7 +131,7 @@ def read_curves(
 
 
 def _lines(file: Any, at: Cursor) -> Iterator[Mapping[str, Any]]:
-    """Whole lines that are progress; moves the cursor on."""
+    """Whole lines, empty where they are no progress; moves the cursor on."""
     file.seek(at.offset)
     rest, left = b"", _MOST_BYTES
     while left > 0 and (piece := file.read(min(_PIECE, left))):
@@ -139,8 +139,7 @@ def _lines(file: Any, at: Cursor) -> Iterator[Mapping[str, Any]]:
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             at.offset += len(line) + 1
-            if said := read_line(line):
-                yield said
+            yield read_line(line) or {}
         if len(rest) > MAX_LINE:  # is none, and must not stand in the others' way
             at.offset += len(rest)
             rest = b""

@@ -27,7 +27,7 @@ _LONGEST_MESSAGE = 10_000
 _MOST_RANKS = 4096
 _MOST_JOBS = 1000
 # Bytes: of one file of a rank, whose message and traceback may be long, and of all for one answer.
-_MOST_OF_RANK = 2**20
+_MOST_OF_RANK = 4 * 2**20
 _MOST_OF_RANKS = 64 * 2**20
 _MOST_CHECKPOINTS = 50
 _MOST_ENTRIES = 10_000
@@ -230,6 +230,8 @@ def _job(
     state, words = _what_became(records, ranks)
     if state == "running" and (not last or has_part(layout, "train") or layout.failure.exists()):
         state, words = "ended", "was ended, and its ranks said no more"
+    if budget.spent:
+        state, words = "ended", "is not shown: the ranks of all jobs are more than a page looks at"
     return {
         "name": f"try {try_number}" + (f", job {int(again) + 1}" if again else ""),
         "try": int(try_number),

@@ -225,12 +225,18 @@ def test_production_is_compared_by_what_was_measured_on_the_same(
 def test_names_that_a_training_chose_are_text_in_the_form(evaluate, layout):
     """And no links, which Markdown makes of bare addresses, too."""
     odd = "a|b [x](http://y) <b>`c`\n_d_"
-    told(layout, (odd, 0.5, "script"), ("www.example.com", 0.25, "sample", "a@b.example", 1))
+    told(
+        layout,
+        (odd, 0.5, "script"),
+        ("a\\|b", 1.5, "script"),
+        ("www.example.com", 0.25, "sample", "a@b.example", 1),
+    )
     rows = evaluate()["table"].splitlines()
     shown = r"``a\|b [x](http://y) <b>`c` _d_``"
     assert f"| {shown} | 0.5 |  | `the script` |  |" in rows
+    assert r"| `a\ \|b` | 1.5 |  | `the script` |  |" in rows  # an escape that is escaped is none
     assert "| `www.example.com` | 0.25 |  | `sample a@b.example, 1 rows` |  |" in rows
-    assert len(rows) == 7
+    assert len(rows) == 8
 
 
 MEASURES = """

@@ -113,6 +113,16 @@ def test_of_short_lines_no_more_points_are_read_at_once_than_that(told, monkeypa
     assert sum(seen, []) == list(range(110))
 
 
+def test_of_lines_that_say_nothing_no_more_are_read_at_once_either(told, monkeypatch):
+    monkeypatch.setattr(curves, "_MOST_POINTS_READ", 100)
+    told.path.write_text("\n" * 250 + '{"t": 1, "source": "keras", "step": 1, "a": 1}\n')
+    cursor, answers, more = "", [], True
+    while more:
+        answers.append(answer := told.read(cursor=cursor))
+        cursor, more = answer["cursor"], answer["more"]
+    assert [len(one["curves"]) for one in answers] == [0, 0, 1]
+
+
 def test_a_file_that_was_begun_again_is_told_whole(told):
     told(*({"t": n, "source": "keras", "step": n, "loss": n} for n in range(9)))
     cursor = told.read()["cursor"]
