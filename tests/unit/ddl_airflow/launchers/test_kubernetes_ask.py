@@ -172,21 +172,23 @@ def test_kueues_label_stays_where_the_namespace_has_a_default_queue(server, hand
 
 
 @pytest.mark.parametrize(
-    ("about", "phase", "ended"),
+    ("about", "left_s", "phase", "ended"),
     [
-        ({"ownerReferences": [{"kind": "Job"}]}, "Running", False),  # it is deleted in a moment
-        ({"deletionTimestamp": ago(-60)}, "Running", False),
-        ({"deletionTimestamp": ago(-60)}, "Failed", True),
-        ({"deletionTimestamp": ago(90)}, "Running", True),  # its node is down
-        ({}, "Running", True),  # nobody deletes it
+        ({"ownerReferences": [{"kind": "Job"}]}, None, "Running", False),  # deleted in a moment
+        ({}, 60, "Running", False),
+        ({}, 60, "Failed", True),
+        ({}, -90, "Running", True),  # its node is down
+        ({}, None, "Running", True),  # nobody deletes it
     ],
 )
 def test_a_job_that_is_gone_before_its_pods_has_ended_with_them(
-    server, handle_of, about, phase, ended
+    server, handle_of, about, left_s, phase, ended
 ):
     """As `kubectl delete job` has it, in the background."""
     server.job("one/train-1")
     server.objects["Job"].clear()
+    if left_s is not None:
+        about = {"deletionTimestamp": ago(-left_s)}
     for pod in server.objects["Pod"]:
         pod["metadata"] |= about
         pod["status"]["phase"] = phase
