@@ -30,16 +30,18 @@ def lanes(tmp_path):
     """lanes(failures, tests=1) -> what scripts/test ended with where the tests of a lane fail so
     many times: failures is by lane.
     """
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  kubernetes\n  site\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  kubernetes\n  site\n  cc\n")
     places = {
         "ops": "parallel/test_ops.py",
         "hosts": "integration/test_hosts.py",
         "preflight": "integration/test_preflight.py",
+        "contract": "integration/test_launcher_contract.py",
         "py": "unit/ops_lib_py/test_py.py",
         "cc": "unit/ops_lib_cc/test_cc.py",
-        "integration": "integration/test_launchers.py",
         "others": "unit/test_others.py",
         "ssh": "integration/test_ssh_launcher.py",
+        "named": "integration/test_named_hosts.py",
+        "slurm": "integration/test_slurm_launcher.py",
         "kubernetes": "integration/test_pods.py",
         "site": "integration/test_site.py",
     }
@@ -52,7 +54,7 @@ def lanes(tmp_path):
                 TEST.format(
                     tests=tests if lane in failures else 1,
                     failures=failures.get(lane, 0),
-                    mark=f"@pytest.mark.{lane}" if lane in ("kubernetes", "site") else "",
+                    mark=f"@pytest.mark.{lane}" if lane in ("kubernetes", "site", "cc") else "",
                     place=f"{tmp_path}/{lane}",
                 )
             )
@@ -77,10 +79,10 @@ def test_what_fails_once_is_run_again_and_named(lanes, tmp_path):
     ]
     ran = times(tmp_path)
     assert ran.pop("ops") == ran.pop("site") == 4
-    assert len(ran) == 8 and set(ran.values()) == {1}
+    assert len(ran) == 10 and set(ran.values()) == {1}
 
 
-@pytest.mark.parametrize("lane", ["integration", "others", "kubernetes"])
+@pytest.mark.parametrize("lane", ["others", "kubernetes"])
 def test_what_fails_again_fails_the_run(lanes, lane):
     ended = lanes({lane: 2})
     assert ended.returncode == 1 and "passed three times alone" not in ended.stdout

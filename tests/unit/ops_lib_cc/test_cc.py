@@ -14,6 +14,8 @@ import pytest
 from tests.limits import within
 from tests.unit.ops_lib_cc.conftest import AARCH64, HERE, SANITIZERS, Compiler
 
+pytestmark = pytest.mark.cc
+
 
 def _names(sources: Iterable[Path]) -> list[str]:
     lines = [line for path in sources for line in path.read_text().splitlines()]

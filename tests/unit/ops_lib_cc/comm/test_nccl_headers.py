@@ -18,6 +18,7 @@ SOURCES = ROOT / "ops_lib" / "cc"
 # Of TensorFlow's own wheels, or what `make check-nccl` has fetched.
 FOLDERS = [Path(sysconfig.get_paths()["purelib"]) / "nvidia", ROOT / "build" / "nvidia" / "nvidia"]
 PACKAGES = ["nccl", "cuda_runtime", "cuda_nvcc", "cuda_cccl"]
+pytestmark = pytest.mark.cc
 
 
 @pytest.fixture(scope="module")

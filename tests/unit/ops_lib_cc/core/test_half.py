@@ -17,6 +17,7 @@ CC = Path(__file__).resolve().parents[4] / "ops_lib" / "cc"
 DRIVER = Path(__file__).resolve().parent / "half_driver.cc"
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="TensorFlow brings NumPy's bfloat16")
 TYPES = {0: np.dtype(np.float16), 1: np.dtype(ml_dtypes.bfloat16)}
+pytestmark = pytest.mark.cc
 
 
 @pytest.fixture(scope="module", params=["vectors", "portable"])
