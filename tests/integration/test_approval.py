@@ -87,7 +87,7 @@ def test_a_person_decides_and_production_follows(site, mailbox, folder):
     pointer = folder / "published" / "approved" / "production.json"
     first = site.trigger("approved")
     shown = _answer(site, first, "Approve")
-    assert f"run {first}" in shown["subject"] and "| quality | 0.75 |  |" in shown["body"]
+    assert f"run {first}" in shown["subject"] and "| `quality` | 0.75 |  |" in shown["body"]
     assert not (folder / "published").exists()
     assert site.wait_for_run("approved", first, 120) == "success"
     assert (
@@ -96,12 +96,12 @@ def test_a_person_decides_and_production_follows(site, mailbox, folder):
 
     (asked,), (told,) = mailbox.about("waits for approval"), mailbox.about("was published")
     assert (asked["To"], told["To"]) == ("boss@example.com", "ml@example.com")
-    assert "| quality | 0.75 |" in body(asked)
+    assert "| `quality` | 0.75 |" in body(asked)
     assert json.loads(pointer.read_text())["model"] in body(told)
 
     second = site.trigger("approved", {"quality": 0.9})
     shown = _answer(site, second, "Reject")
-    assert "| quality | 0.9 | 0.75 |" in shown["body"]
+    assert "| `quality` | 0.9 | 0.75 |" in shown["body"]
     site.wait_for_run("approved", second, 120)
     assert _states(site, second)["upload_results"] == "skipped"
     assert (
