@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from ddl_airflow.commands.options import BY_ENVIRONMENT, Commands
 from ddl_airflow.commands.results import open_place
-from ddl_airflow.core.errors import DdlError, NoSuchModel
+from ddl_airflow.core.errors import DAMAGED, DdlError, NoSuchModel
 from ddl_airflow.lineage.compare import compare
 from ddl_airflow.lineage.index import Summary, lost_of, read_index
 from ddl_airflow.lineage.production import (
@@ -142,7 +142,7 @@ def _show(options: argparse.Namespace) -> int:
     else:
         try:
             story = described_training(record, store.uri, _in_production(store, record))
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except DAMAGED as error:
             raise _no_lineage(store, error) from error
         print(story)
     for metric, word in record["result"].get("not_finite", {}).items():
@@ -159,7 +159,7 @@ def _show_run(so_far: Path, *, as_json: bool) -> int:
     try:
         record = json.loads(so_far.read_bytes())
         story = described_run(record)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except DAMAGED as error:
         raise DdlError(f"{so_far} is damaged ({type(error).__name__}: {error}).") from error
     print(json.dumps(record, indent=2) if as_json else story)
     return 0
@@ -379,7 +379,7 @@ def read_record(store: ObjectStore) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(store.read_bytes(LINEAGE))
         _ = [file["key"] for file in record["result"]["files"]]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except DAMAGED as error:
         raise _no_lineage(store, error) from error
     return record
 

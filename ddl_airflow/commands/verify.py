@@ -13,7 +13,7 @@ from pathlib import Path
 from ddl_airflow.commands.lineage import publication_at
 from ddl_airflow.commands.options import BY_ENVIRONMENT, Commands
 from ddl_airflow.commands.results import open_place
-from ddl_airflow.core.errors import DdlError, NoSuchModel, SourceMissing
+from ddl_airflow.core.errors import DAMAGED, DdlError, NoSuchModel, SourceMissing
 from ddl_airflow.evidence.verification import Verdict, verify
 from ddl_airflow.lineage.index import FOLDER, lost
 from ddl_airflow.lineage.production import dags_among
@@ -109,7 +109,7 @@ def _add_lost(training: str, newest: ObjectStore, found: Verdict) -> str:
     try:
         record = json.loads(newest.read_bytes(LINEAGE))
         dag_ids = [str(record["run"]["dag_id"])]
-    except (DdlError, ValueError, LookupError, TypeError, RecursionError):
+    except (DdlError, *DAMAGED):
         dag_ids = []  # of what is wrong with it others speak
     try:
         for name, who in lost(open_place(results), training_id, dag_ids).gone.items():

@@ -274,3 +274,8 @@ class CheckpointMissing(TransformError):
 
 class ModelRejected(TransformError):
     """The SavedModel was written and reloaded, and does not predict."""
+
+
+# What parsing and looking into somebody else's JSON may raise; ArithmeticError: where infinity, or
+# a number of hundreds of digits, is to be one of ours.
+DAMAGED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError)

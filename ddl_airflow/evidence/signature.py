@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ddl_airflow.core.errors import SettingInvalid
+from ddl_airflow.core.errors import DAMAGED, SettingInvalid
 from ddl_airflow.evidence.names import SIGNATURE
 from ddl_airflow.storage.store import SUCCESS
 
@@ -124,7 +124,7 @@ def signer(signature: bytes) -> str:
     try:
         material = json.loads(signature)["verificationMaterial"]
         return str(material["publicKey"]["hint"])
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except DAMAGED:
         return ""
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
-from ddl_airflow.core.errors import SourceMissing, TransferCorrupt
+from ddl_airflow.core.errors import DAMAGED, SourceMissing, TransferCorrupt
 from ddl_airflow.core.layout import OWN_EXPERIMENT
 from ddl_airflow.evidence import bom, croissant, provenance
 from ddl_airflow.evidence.names import BOM, CURVES, DATASET, EVIDENCE, PROVENANCE, SIGNATURE
@@ -177,7 +177,7 @@ def _marked(there: Mapping[str, _Read], found: Verdict) -> tuple[dict[str, str],
         digests = {str(file["key"]): str(file["sha256"]) for file in marker["files"]}
         if whole is False or marker.keys() - _OF_MARKER:
             raise ValueError("it was changed since")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except DAMAGED as error:
         found.add(key, f"it is not as it was written ({type(error).__name__}: {error})")
         return None
     if whole is None:
@@ -195,7 +195,7 @@ def _record(
         _ = {str(file["key"]): str(file["sha256"]) for file in record["result"]["files"]}
         _ = record["training_id"], record["run"]["dag_id"], record["manifest"]["digest"]
         _ = record["dataset"]["uri"]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except DAMAGED as error:
         found.add(LINEAGE, f"it is no lineage ({type(error).__name__}: {error})")
         return None
     return record
@@ -258,7 +258,7 @@ def _check_evidence(record: Mapping[str, Any], there: Mapping[str, _Read], found
         return
     try:
         made, found.not_made = list(map(str, evidence["made"])), dict(evidence["not_made"])
-    except (LookupError, TypeError, ValueError) as error:
+    except DAMAGED as error:
         found.add(LINEAGE, f"what it says of evidence cannot be read ({type(error).__name__})")
         return
     for key in made:
@@ -274,7 +274,7 @@ def _check_evidence(record: Mapping[str, Any], there: Mapping[str, _Read], found
         except ModuleNotFoundError as error:
             why = f"there is no module {error.name!r}. Install the extra `evidence`"
             found.notes.append(f"{key} was not held against its schema: {why}")
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except DAMAGED as error:
             found.add(key, f"it cannot be read ({type(error).__name__}: {error})")
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ddl_airflow.core.errors import SourceMissing, StagingError
+from ddl_airflow.core.errors import DAMAGED, SourceMissing, StagingError
 from ddl_airflow.core.layout import OWN_EXPERIMENT
 from ddl_airflow.lineage.production import (
     LATEST,
@@ -52,9 +52,6 @@ _READERS = 16
 # Of a larger index it is not asked which trainings it lacks: to name 10,000 takes Ceph a second.
 _MOST_COMPARED = 2_000
 _RECORD = re.compile(rf"([^/]+/{PUBLICATION})/({SUCCESS}|{RETIRED}|{re.escape(LINEAGE)})")
-
-# What parsing and looking into somebody's JSON may raise; ArithmeticError: of numbers too large.
-_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError)
 
 # What the index says of one publication; ``summary`` makes it.
 Summary = dict[str, Any]
@@ -285,7 +282,7 @@ def _misses_named(store: ObjectStore, known: Mapping[str, Summary], pointer: Rea
 
     def is_missed(asked: tuple[str, str]) -> bool:
         # Who asks for production hears of a damaged pointer.
-        with suppress(StagingError, *_DAMAGED):
+        with suppress(StagingError, *DAMAGED):
             said = pointer(*asked)
             if said is not None and said["publication"] not in known:
                 return _of_record(store, said["publication"], 0.0) is not None
@@ -337,7 +334,7 @@ def _begun(
             training_id, at = str(note["begun"]), float(note["at"])
         except SourceMissing:  # ended meanwhile
             continue
-        except _DAMAGED:  # others may write there, too
+        except DAMAGED:  # others may write there, too
             training_id, at = "", 0.0
         there = _marked(store, training_id) if training_id else {}
         for publication, marked in there.items():
@@ -369,7 +366,7 @@ def _read_new(store: ObjectStore, listed: Iterable[str]) -> dict[str, Summary]:
     place = store.at(_NEW)
 
     def read(key: str) -> tuple[str, Summary] | None:
-        with suppress(SourceMissing, *_DAMAGED):  # merged meanwhile
+        with suppress(SourceMissing, *DAMAGED):  # merged meanwhile
             one: Summary = json.loads(place.read_bytes(key))
             if _is_sound(one):
                 return key, one
@@ -411,7 +408,7 @@ def _is_sound(one: Any) -> bool:
             and isinstance(one["parameters"], dict)
             and isinstance(one["code"]["git_commit"], str | None)
         )
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except DAMAGED:
         return False
 
 
@@ -480,7 +477,7 @@ def _of_record(store: ObjectStore, publication: str, marked: float) -> Summary |
         marked: when the object that marks it changed, in seconds since 1970.
     """
     # Gone meanwhile; or a file of somebody else's, of which `lineage` says that it is damaged.
-    with suppress(SourceMissing, OSError, *_DAMAGED):
+    with suppress(SourceMissing, OSError, *DAMAGED):
         record = json.loads(store.read_bytes(f"{publication}/{LINEAGE}"))
         place = store.at(publication)
         marker = marker_of(place) or marker_of(place, RETIRED)

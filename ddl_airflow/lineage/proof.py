@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddl_airflow.core.beneath import read_beneath
-from ddl_airflow.core.errors import FileRefused
+from ddl_airflow.core.errors import DAMAGED, FileRefused
 from ddl_airflow.core.layout import RunLayout
 
 FILE = "weights.jsonl"
 KEY = f"logs/{FILE}"  # among what is published
 _DIGITS = 16  # of a tensor's digest
 _MOST_BYTES = 64 * 2**20
-# What parsing and looking into somebody's JSON may raise; ArithmeticError: of infinity as a number.
-_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def read_notes(body: bytes) -> list[Note]:
                 first = False
             else:
                 notes.append(Note(int(said["step"]), tensors, _digests(said, len(tensors))))
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise FileRefused(f"{FILE} holds no notes ({type(error).__name__}: {error}).") from None
     return notes
 

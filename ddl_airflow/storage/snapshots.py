@@ -35,6 +35,7 @@ from typing import IO, Any, NamedTuple
 
 from ddl_airflow.core.beneath import open_beneath
 from ddl_airflow.core.errors import (
+    DAMAGED,
     AccessDenied,
     FileRefused,
     SourceMissing,
@@ -333,7 +334,7 @@ class Snapshots:
                 lengths = [int(chunk[1]) for chunk in file["chunks"]]
                 if sum(lengths) != file["size"]:
                     raise ValueError(f"{file['key']} has chunks of other sizes")
-        except (ValueError, LookupError, TypeError) as error:
+        except DAMAGED as error:
             raise TransferCorrupt(f"{self._store.uri}/{name} is no snapshot: {error}") from error
         return said
 

@@ -220,7 +220,7 @@ def test_events_are_asked_for_now_and_then_while_a_job_only_waits(server, handle
     launcher.status(handle)
     assert listed.count("Event") == 2
     with monkeypatch.context() as context:
-        context.setattr(module, "_EVENTS_S", 0.0, raising=False)
+        context.setattr(module, "_EVENTS_S", 0.0)
         launcher.status(handle)
     assert listed.count("Event") == 3
     status["phase"] = "Failed"  # what happened to it is asked at once, and each time
@@ -569,7 +569,7 @@ def test_a_runtime_that_kubeflow_trainer_does_not_know_yet_is_waited_for(
     server.create = late
     monkeypatch.setattr(module, "Cluster", lambda *_: server)
     monkeypatch.setattr(module, "_LOOK_S", 0.01)
-    monkeypatch.setattr(module, "_KNOWN_S", 0.1, raising=False)
+    monkeypatch.setattr(module, "_KNOWN_S", 0.1)
     launcher = KubernetesLauncher(image="trainer:1", operator="trainer")
     submission = launcher.render(job_in(tmp_path, "one/train-1"))
     if refusals == 2:
