@@ -99,7 +99,7 @@ class Transform(ScriptTry[TransformStep]):
         if "checkpoint" in report:
             origin = f"{report['checkpoint']} (step {report['checkpoint_step']})"
         else:
-            origin = "the training itself, which left no checkpoint"
+            origin = "the training itself"
         self.log.info("model from %s, loaded and asked: %s", origin, report.get("prediction"))
         return report
 

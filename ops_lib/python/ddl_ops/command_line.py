@@ -25,6 +25,9 @@ _SHELL = re.compile(r"[$*?\[\]{}~#!\\]")
 # Of a command's text, what is no operator; and a pipe whose failure no || comes to see.
 _WORDS = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 _PIPE = re.compile(r"(?<![|>])\|(?!\|)(?!.*\|\|)", re.DOTALL)
+# Both outputs to a file. To another shell it is an & and a file that stays empty: the command would
+# go on in the background, and end well at once.
+_BOTH_OUTPUTS = re.compile(r"&>")
 # Fails with the last of a pipe's parts that failed, as `pipefail`. That itself would also decide
 # which commands run, and take for a failure that a part had more to say than was read (SIGPIPE).
 # Nor has one failed that SIGTERM to the whole group ended while the last part saved.
@@ -43,6 +46,10 @@ trap 'ddl_term=143 {_LOOK}' TERM INT; trap : USR1; {KEEPS_ID}
 _ASSIGNMENT = re.compile(r"\s*[A-Za-z_]\w*=")
 # A Python at the start of a command, after assignments without quotes.
 _PYTHON = re.compile(r"\s*((?:[A-Za-z_]\w*=[^\s'\"\\]*\s+)*)python3?(?=\s|$)")
+# What every Python of a rank finds first: sitecustomize.py, which sets up TensorFlow 1 and the name
+# `horovod`, and notes what a script ends with. A command that sets its own path would do without.
+STARTUP = str(Path(__file__).parent / "startup")
+_OWN_PATH = re.compile(r"(?<![\w$])PYTHONPATH=(?!\S*\$\{?PYTHONPATH\b)(?P<more>(?=[^\s;&|]))?")
 
 
 def command_argv(command: str) -> list[str]:
@@ -51,10 +58,11 @@ def command_argv(command: str) -> list[str]:
     A plain command runs without a shell. One that needs expansion runs under ``sh`` and replaces
     it, so that a signal to the child is a signal to the script. Only a compound command keeps
     the shell, which when asked to end waits for what it runs, and runs no more. Of a pipe each part
-    must end well, which bash can tell; where it is not installed, the last part alone decides.
+    must end well, which bash can tell; where it is not installed, the last part alone decides. Bash
+    runs what has ``&>``, too.
 
     ``python`` or ``python3`` at its start is the Python that runs this, under whatever names that
-    is installed.
+    is installed. A ``PYTHONPATH`` that a command sets keeps STARTUP in front.
 
     Args:
         command: the text of ``execution.command``, one command.
@@ -62,7 +70,10 @@ def command_argv(command: str) -> list[str]:
     if (python := _PYTHON.match(command)) is not None:
         own = python[1] + shlex.quote(sys.executable)
         command = own + command[python.end() :]
-    if _has_pipe(command) and (bash := shutil.which("bash")) is not None:
+    if shlex.quote(STARTUP) == STARTUP:  # it may come to stand within quotes
+        command = _OWN_PATH.sub(_with_startup, command)
+    bash = shutil.which("bash")
+    if bash is not None and (_has_pipe(command) or _BOTH_OUTPUTS.search(_operators(command))):
         # Words are to be what they are without the pipe.
         braces = "" if Path("/bin/sh").resolve().name == "bash" else "set +B\n"
         return [bash, "--posix", "-c", f"{braces}{_OF_EACH_PART}{command}\n{_LOOK}"]
@@ -72,6 +83,10 @@ def command_argv(command: str) -> list[str]:
         words = f"env {command}" if _ASSIGNMENT.match(command) else command
         return ["/bin/sh", "-c", f"exec {words}"]
     return shlex.split(command)
+
+
+def _with_startup(found: re.Match[str]) -> str:
+    return f"PYTHONPATH={STARTUP}{'' if found['more'] is None else ':'}"
 
 
 def is_compound(command: str) -> bool:
@@ -84,11 +99,15 @@ def may_hide_an_exception(command: str, argv: Sequence[str]) -> bool:
 
     Bash sees all parts but those of a pipe that further commands follow, or that is in parentheses.
     """
-    operators = _WORDS.sub("", command)
+    operators = _operators(command)
     unseen = argv[0] == "/bin/sh" or re.search(r"\|.*&&|(?<!\$)\([^)]*\|", operators, re.DOTALL)
     return _has_pipe(command) and "||" not in operators and bool(unseen)
 
 
 def _has_pipe(command: str) -> bool:
     """Whether the last part of a pipe may end the command well though another part failed."""
-    return _PIPE.search(_WORDS.sub("", command)) is not None
+    return _PIPE.search(_operators(command)) is not None
+
+
+def _operators(command: str) -> str:
+    return _WORDS.sub("", command)

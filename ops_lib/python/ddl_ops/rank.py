@@ -39,7 +39,7 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 from ddl_ops import progress
-from ddl_ops.command_line import command_argv, is_compound, may_hide_an_exception
+from ddl_ops.command_line import STARTUP, command_argv, is_compound, may_hide_an_exception
 from ddl_ops.environment import RANK_PROCESS, SHELL, Placement, read_placement
 from ddl_ops.gpu_usage import GpuUsage
 from ddl_ops.metric_reader import MetricReader
@@ -115,8 +115,7 @@ def child_environment(environ: Mapping[str, str], placement: Placement) -> dict[
             env["DDL_WRITES_FILE"] = str(writes_file(Path(directory), placement.rank))
     # `python` in a manifest means the Python of this environment, also further on in the command.
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
-    startup = str(Path(__file__).parent / "startup")
-    env["PYTHONPATH"] = os.pathsep.join(p for p in (startup, env.get("PYTHONPATH", "")) if p)
+    env["PYTHONPATH"] = os.pathsep.join(p for p in (STARTUP, env.get("PYTHONPATH", "")) if p)
     env.setdefault("PYTHONUNBUFFERED", "1")
     env.setdefault(_LOG_LEVEL, "1")  # warnings, not each start's remarks
     # TensorFlow takes every core for itself; ranks of one host must share them.

@@ -10,11 +10,15 @@ Read are checkpoints of tf.train.Saver and tf.train.Checkpoint, against the chec
 TensorFlow keeps, ``.keras`` files, against those of the archive, and ``.h5`` files, as far as HDF5
 notices what is missing: it has no checksums. TensorFlow is imported only where there are any of its
 own. Older checkpoints than the first complete one are not read.
+
+What keras.callbacks.BackupAndRestore keeps is one checkpoint: without its weights it would take the
+epoch from the file beside them, and train the last epochs on new weights.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -27,6 +31,9 @@ from ddl_ops.checkpoints import Checkpoint, CheckpointUnreadable, require_whole
 
 _SUFFIXES = (".index", ".keras", ".h5")
 _STATE = "checkpoint"
+# Of keras.callbacks.BackupAndRestore: its weights, and beside them how far they are trained. With
+# double_checkpoint=True there are both of the time before, too.
+_BACKUP, _BACKUP_EPOCH, _BEFORE = "latest.weights.h5", "training_metadata.json", ".bkp"
 
 
 def leave_whole(folders: Sequence[Path], aside: Path) -> list[str]:
@@ -45,6 +52,9 @@ def leave_whole(folders: Sequence[Path], aside: Path) -> list[str]:
             except CheckpointUnreadable as error:
                 _move(path, aside)
                 said.append(f"{_name(path)} is damaged or half written ({error}): now in {aside}")
+                if path.name == _BACKUP and _put_back(path):
+                    said.append(f"{path.name}{_BEFORE} takes its place")
+                    break
             else:
                 said.append(f"{_name(path)} is the newest complete one to go on from")
                 break
@@ -90,6 +100,8 @@ def _require_readable(path: Path) -> None:
     """Raises CheckpointUnreadable unless all of it can be read."""
     if path.suffix == ".h5":
         _require_hdf5(path)
+        if path.name == _BACKUP:
+            _require_epoch(path.with_name(_BACKUP_EPOCH))
         return
     checkpoint = Checkpoint(path.with_suffix("") if path.suffix == ".index" else path, None)
     require_whole(checkpoint)
@@ -106,6 +118,15 @@ def _require_hdf5(path: Path) -> None:
         if error.errno:  # not what is in it
             raise
         raise CheckpointUnreadable(str(error)) from error
+
+
+def _require_epoch(path: Path) -> None:
+    if not path.exists():
+        return
+    try:
+        json.loads(path.read_bytes())["epoch"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointUnreadable(f"{path.name}: {error}") from error
 
 
 def _require_tensors(prefix: Path) -> None:
@@ -132,8 +153,27 @@ def _move(path: Path, aside: Path) -> None:
             for other in path.parent.iterdir()
             if re.match(re.escape(_name(path)) + r"\.(data-|meta$)", other.name)
         ]
+    if path.name == _BACKUP and (epoch := path.with_name(_BACKUP_EPOCH)).exists():
+        files.append(epoch)
     for file in files:
         shutil.move(file, aside / file.name)
+
+
+def _put_back(weights: Path) -> bool:
+    """Whether Keras has kept the backup of before, which then is the newest."""
+    epoch = weights.with_name(_BACKUP_EPOCH)
+    before = [path.with_name(path.name + _BEFORE) for path in (weights, epoch)]
+    try:
+        if not before[0].exists():
+            return False
+        _require_hdf5(before[0])
+        _require_epoch(before[1])
+    except CheckpointUnreadable:
+        return False
+    for kept, path in zip(before, (weights, epoch), strict=True):
+        if kept.exists():
+            shutil.copyfile(kept, path)
+    return True
 
 
 def _newest_is_there(folder: Path) -> bool:

@@ -45,13 +45,21 @@ def transform(arguments: argparse.Namespace) -> dict[str, Any]:
             return try_written(arguments)
         raise
     try:
-        return _transformed(arguments, leftovers)
-    except checkpoints.CheckpointMissing as unreadable:
+        report = _transformed(arguments, leftovers)
+    except serving_trial.ModelRejected:
+        raise
+    except TransformError as unusable:
         if not may_take_written:
             raise
         report = try_written(arguments)
-        report["warnings"].insert(0, f"took the model that the training wrote itself: {unreadable}")
-        return report
+        report["warnings"].insert(0, f"took the model that the training wrote itself: {unusable}")
+    else:
+        if arguments.may_be_written:
+            report["warnings"].append(
+                f"the model that the training wrote itself was replaced by one made of "
+                f"{report['checkpoint']}"
+            )
+    return report
 
 
 def _transformed(arguments: argparse.Namespace, leftovers: checkpoints.Leftovers) -> dict[str, Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from ddl_ops.command_line import _WAITS, command_argv
+from ddl_ops.command_line import _WAITS, STARTUP, command_argv
 
 OWN = shlex.quote(sys.executable)
 
@@ -44,3 +46,40 @@ def test_only_bash_knows_how_each_part_of_a_pipe_ended(command):
     shell, *options, text = command_argv(command)
     assert [shell, *options] == [shutil.which("bash"), "--posix", "-c"]
     assert f"\n{command}\n" in text
+
+
+@pytest.mark.parametrize("operator", ["&>", "&>>", "2>&1 |& cat >"])
+def test_both_outputs_go_to_a_file_and_the_exit_code_is_the_commands(operator, tmp_path):
+    """To another shell than bash, &> ends the command at once, and well."""
+    code = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
+    command = f"python -c {shlex.quote(code)} {operator} log"
+    ended = subprocess.run(command_argv(command), cwd=tmp_path, env={"PATH": "/usr/bin:/bin"})
+    assert ended.returncode == 3
+    assert sorted((tmp_path / "log").read_text().split()) == ["err", "out"]
+
+
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [
+        ("PYTHONPATH=src python {}", [STARTUP, "src"]),
+        ("PYTHONPATH= python {}", [STARTUP]),
+        ("PYTHONPATH='a b':c python {}", [STARTUP, "a b", "c"]),
+        ("export PYTHONPATH=$HERE/lib && python {}", [STARTUP, "there/lib"]),
+        ("bash -c 'PYTHONPATH=src python {}'", [STARTUP, "src"]),
+        ("PYTHONPATH=src:$PYTHONPATH python {}", ["src", "site"]),
+        ("PYTHONPATH=${{PYTHONPATH}}:src python {}", ["site", "src"]),
+        ("MY_PYTHONPATH=src python {}", ["site"]),
+    ],
+)
+def test_a_path_of_the_commands_own_keeps_what_every_rank_starts_with(command, path, tmp_path):
+    """Without it a script of TensorFlow 1 or of Horovod would not find its API."""
+    (tmp_path / "tells.py").write_text("import os; print(os.environ['PYTHONPATH'])")
+    folders = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    environment = {"PATH": folders, "HERE": "there", "PYTHONPATH": "site"}
+    argv = command_argv(command.format("tells.py"))
+    said = subprocess.check_output(argv, cwd=tmp_path, env=environment, text=True)
+    assert said.strip().split(":") == path
+
+
+def test_an_argument_may_look_like_an_operator():
+    assert command_argv("python t.py '&>'")[:2] == ["/bin/sh", "-c"]

@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from ddl_ops import resume
 
@@ -143,6 +144,41 @@ def test_keras_files_by_family_and_by_time(tmp_path):
         "epoch-2.weights.h5",
         "model-2.keras",
     ]
+
+
+@pytest.mark.parametrize("damaged", ["latest.weights.h5", "training_metadata.json"])
+@pytest.mark.parametrize("before", [True, False])
+def test_what_keras_backs_up_is_one_checkpoint(tmp_path, damaged, before):
+    """Keras would train only the last epochs, on new weights, where it found no weights there."""
+    keras = pytest.importorskip("keras")
+
+    class Killed(Exception):
+        pass
+
+    class Ends(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 3:
+                raise Killed
+
+    def fit(*callbacks):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(200)])
+        model.compile("sgd", "mse")
+        kept = keras.callbacks.BackupAndRestore(folder, double_checkpoint=before)
+        model.fit(ones[:, :2], ones, epochs=4, verbose=0, callbacks=[kept, *callbacks])
+        return model.get_weights(), model.history.epoch
+
+    ones = np.ones([1, 200])
+    folder = tmp_path / "result" / "backup"
+    expected, _ = fit()
+    with pytest.raises(Killed):
+        fit(Ends())
+    cut(folder / damaged, 0.5)
+    resume.leave_whole([tmp_path / "result"], tmp_path / "aside")
+    weights, epochs = fit()
+    assert epochs == ([2, 3] if before else [0, 1, 2, 3])
+    for one, other in zip(weights, expected, strict=True):
+        assert abs(one - other).max() < 1e-6
 
 
 def test_a_link_to_a_checkpoint_that_is_gone_is_none(tf, folder, tmp_path):

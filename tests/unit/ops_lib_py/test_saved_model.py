@@ -1253,7 +1253,11 @@ def test_a_written_model_is_asked_where_it_is(bench: Bench) -> None:
 
 
 def test_a_written_model_is_taken_if_there_is_no_checkpoint(bench: Bench) -> None:
-    assert bench.succeed("--may-be-written")["checkpoint_step"] == 100
+    bench.succeed()
+    report = bench.succeed("--may-be-written")
+    assert report["checkpoint_step"] == 100
+    said = "the model that the training wrote itself was replaced by one made of m-100"
+    assert report["warnings"] == [said]
     shutil.rmtree(bench.result / "checkpoints", ignore_errors=True)
     for path in bench.result.iterdir():
         if path != bench.model and path.is_file():
@@ -1272,6 +1276,30 @@ def test_a_written_model_is_taken_if_no_checkpoint_can_be_read(bench: Bench) -> 
     report = bench.succeed("--may-be-written")
     assert "checkpoint" not in report
     assert report["warnings"][0].startswith("took the model that the training wrote itself: ")
+
+
+def test_a_written_model_is_taken_if_keras_cannot_load_the_checkpoint(bench: Bench) -> None:
+    """A layer of the script's own is known to the script alone."""
+    import keras
+
+    class Doubled(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return x * 2
+
+    bench.succeed("--checkpoint", "20")
+    written = (bench.model / "saved_model.pb").read_bytes()
+    for path in bench.result.iterdir():
+        if path.is_file():
+            path.unlink()
+    model = keras.Sequential([keras.Input([2]), Doubled()])
+    save_keras(bench.result / "model-1.keras", model, 1000)
+    assert bench.run()[1]["kind"] == "TransformError"
+    report = bench.succeed("--may-be-written")
+    assert "checkpoint" not in report
+    said = report["warnings"][0]
+    assert said.startswith("took the model that the training wrote itself: ")
+    assert "model-1.keras" in said
+    assert (bench.model / "saved_model.pb").read_bytes() == written
 
 
 def test_a_written_model_need_not_give_scores(bench: Bench, tf: Any) -> None:
