@@ -112,15 +112,21 @@ def _of_json(conn_id: str, text: str) -> AirflowConnection:
 
 def _of_uri(conn_id: str, text: str) -> AirflowConnection:
     parts = urlsplit(text)
-    if not parts.scheme:
+    conn_type, protocol = parts.scheme, ""
+    if not conn_type:
         raise ValueError("no URI")
-    extra: dict[str, Any] = dict(parse_qsl(parts.query))
+    if text.count("://") == 2:
+        # The host has a scheme, which Airflow writes in front of the login.
+        parts = urlsplit(text.partition("://")[2])
+        protocol = f"{parts.scheme}://"
+    host = unquote(parts.hostname or "")
+    extra: dict[str, Any] = dict(parse_qsl(parts.query, keep_blank_values=True))
     if "__extra__" in extra:
         extra = dict(json.loads(extra["__extra__"]))
     return AirflowConnection(
         conn_id,
-        parts.scheme.replace("-", "_"),
-        unquote(parts.hostname or ""),
+        conn_type.replace("-", "_"),
+        host and protocol + host,
         parts.port,
         unquote(parts.username or ""),
         unquote(parts.password or ""),
