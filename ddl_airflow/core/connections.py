@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -115,9 +116,10 @@ def _of_uri(conn_id: str, text: str) -> AirflowConnection:
     conn_type, protocol = parts.scheme, ""
     if not conn_type:
         raise ValueError("no URI")
-    if text.count("://") == 2:
+    rest = text.partition("://")[2]
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", rest):
         # The host has a scheme, which Airflow writes in front of the login.
-        parts = urlsplit(text.partition("://")[2])
+        parts = urlsplit(rest)
         protocol = f"{parts.scheme}://"
     host = unquote(parts.hostname or "")
     extra: dict[str, Any] = dict(parse_qsl(parts.query, keep_blank_values=True))

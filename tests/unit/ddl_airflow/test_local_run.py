@@ -450,6 +450,10 @@ def test_connections_are_read_as_airflow_writes_them():
     )
     assert (by_airflow.login, by_airflow.password) == ("a/key", "p@ss:word")
     assert by_airflow.extra == {"region_name": "eu-de", "x": ""}
+    plain = "aws://key:secret@/?endpoint_url=http://127.0.0.1:9000"
+    by_hand = connection_of_environment("h", {"AIRFLOW_CONN_H": plain})
+    assert (by_hand.login, by_hand.password) == ("key", "secret")
+    assert by_hand.extra == {"endpoint_url": "http://127.0.0.1:9000"}
     assert connection_of_environment("k", told) is None
     with pytest.raises(ConnectionInvalid, match="AIRFLOW_CONN_K is no connection"):
         connection_of_environment("k", {"AIRFLOW_CONN_K": "nothing"})
