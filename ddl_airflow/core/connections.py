@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -112,15 +113,22 @@ def _of_json(conn_id: str, text: str) -> AirflowConnection:
 
 def _of_uri(conn_id: str, text: str) -> AirflowConnection:
     parts = urlsplit(text)
-    if not parts.scheme:
+    conn_type, protocol = parts.scheme, ""
+    if not conn_type:
         raise ValueError("no URI")
-    extra: dict[str, Any] = dict(parse_qsl(parts.query))
+    rest = text.partition("://")[2]
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", rest):
+        # The host has a scheme, which Airflow writes in front of the login.
+        parts = urlsplit(rest)
+        protocol = f"{parts.scheme}://"
+    host = unquote(parts.hostname or "")
+    extra: dict[str, Any] = dict(parse_qsl(parts.query, keep_blank_values=True))
     if "__extra__" in extra:
         extra = dict(json.loads(extra["__extra__"]))
     return AirflowConnection(
         conn_id,
-        parts.scheme.replace("-", "_"),
-        unquote(parts.hostname or ""),
+        conn_type.replace("-", "_"),
+        host and protocol + host,
         parts.port,
         unquote(parts.username or ""),
         unquote(parts.password or ""),

@@ -11,6 +11,10 @@ from typing import Any
 
 from ddl_airflow.core.errors import SettingInvalid, SettingUnknown
 
+# What is Airflow's own in a run's ``conf``, and so among its parameters: the parent run, which
+# TriggerDagRunOperator puts there where there is OpenLineage; and how finely tasks are traced.
+OF_AIRFLOW = frozenset({"openlineage", "airflow/task_span_detail_level"})
+
 
 def check_settings(given: Mapping[str, Any], known: Iterable[str] | None) -> None:
     """Refuses what the trigger form does not have, or cannot hold to its bounds.

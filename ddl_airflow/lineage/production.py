@@ -305,6 +305,8 @@ def is_no_news(
 
 def _of_the_model(made_of: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     values = {**defaults, **made_of.get("parameters", {})}
+    if values.get("experiment_id") == "":  # so versions of ours wrote that it has none
+        del values["experiment_id"]
     told = {
         name: value
         for name, value in values.items()

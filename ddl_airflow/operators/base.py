@@ -35,6 +35,7 @@ from ddl_airflow.core.errors import (
     TimedOut,
 )
 from ddl_airflow.core.layout import RunLayout, owners_of
+from ddl_airflow.core.manifest.sections.parameters import RUN_SETTINGS
 from ddl_airflow.core.manifest.templates import (
     ATTRIBUTES,
     DATES,
@@ -42,7 +43,7 @@ from ddl_airflow.core.manifest.templates import (
     WITHOUT_DATES,
     command_findings,
 )
-from ddl_airflow.core.parameters import NoValue, check_settings, no_value, word_of
+from ddl_airflow.core.parameters import OF_AIRFLOW, NoValue, check_settings, no_value, word_of
 from ddl_airflow.core.plan import ScriptStep, Step, StoreReference
 from ddl_airflow.hooks.store import connection_of, secret_of, store_of
 from ddl_airflow.launchers.run_as import account
@@ -255,7 +256,9 @@ class StepOperator(PrototypedOperator):
                 # Airflow takes any name in a run's conf, and makes a parameter of it. Once data are
                 # staged, the run's names have been looked at, with the manifest that it began with.
                 if not self._follows_staging() or fixed_run(layout) is None:
-                    check_settings(context["dag_run"].conf or {}, self.settings)
+                    given = context["dag_run"].conf or {}
+                    ours = {name: given[name] for name in given if name not in OF_AIRFLOW}
+                    check_settings(ours, self.settings)
                 self._check_attempts(layout, context, attempts)
                 with os_errors(layout.root), self._timeout():
                     return self._prepared(layout, context, work)
@@ -507,18 +510,21 @@ class StepOperator(PrototypedOperator):
         """The run's values, with an int for each integer of the form, and "" for an empty text.
 
         In JSON Schema, to which Airflow holds them, 4.0 is an integer, and a script that wants 4
-        may fail. An empty text comes as null.
+        may fail. An empty text comes as null. What Airflow has put there of its own is no value of
+        the run's: it would make each training another.
         """
         dag = self.get_dag()
         form: Any = dag.params if dag is not None else {}
-        meant = dict(params)
-        for name, value in params.items():
+        meant = {
+            name: value for name, value in params.items() if name in form or name not in OF_AIRFLOW
+        }
+        for name, value in meant.items():
             if name not in form:
                 continue
             field = form.get_param(name)
             if isinstance(value, float) and value.is_integer() and _is_integer(field):
                 meant[name] = int(value)
-            elif value is None and self.settings is not None and "section" not in field.schema:
+            elif value is None and self.settings is not None and name not in RUN_SETTINGS:
                 meant[name] = ""  # of a manifest's parameters null is no value
         return meant
 

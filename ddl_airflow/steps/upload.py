@@ -164,7 +164,7 @@ class UploadResults(StepTry[UploadResultsStep]):
             "evaluate has not passed this model: it failed, has not run to its end, or was marked "
             "success without being run, which measures nothing. Nothing was published. Clear "
             "evaluate (by hand: --step evaluate), or stage_data with downstream if the manifest "
-            "has no evaluation any more."
+            "has no evaluation any more; with the bundle, on the latest bundle version."
         )
 
     def _found(self) -> dict[str, Path]:

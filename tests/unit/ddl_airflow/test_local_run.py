@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowSkipException
 
 from ddl_airflow.core.connections import connection_of_environment
@@ -442,6 +443,17 @@ def test_connections_are_read_as_airflow_writes_them():
         )
         assert one.extra == {"region_name": "eu-de"} and "p@ss" not in repr(one)
         assert client_by_connection(one).meta.endpoint_url == "http://127.0.0.1:9000"
+    written = Connection(conn_id="w", **{**said, "extra": json.dumps(said["extra"] | {"x": ""})})
+    by_airflow = connection_of_environment("w", {"AIRFLOW_CONN_W": written.get_uri()})
+    assert (by_airflow.conn_type, by_airflow.host, by_airflow.port) == (
+        *("ddlstore", "http://127.0.0.1", 9000),
+    )
+    assert (by_airflow.login, by_airflow.password) == ("a/key", "p@ss:word")
+    assert by_airflow.extra == {"region_name": "eu-de", "x": ""}
+    plain = "aws://key:secret@/?endpoint_url=http://127.0.0.1:9000"
+    by_hand = connection_of_environment("h", {"AIRFLOW_CONN_H": plain})
+    assert (by_hand.login, by_hand.password) == ("key", "secret")
+    assert by_hand.extra == {"endpoint_url": "http://127.0.0.1:9000"}
     assert connection_of_environment("k", told) is None
     with pytest.raises(ConnectionInvalid, match="AIRFLOW_CONN_K is no connection"):
         connection_of_environment("k", {"AIRFLOW_CONN_K": "nothing"})

@@ -415,6 +415,46 @@ def test_values_are_taken_as_the_form_means_them(tmp_path, workspace, write_mani
     }
 
 
+def test_what_airflow_itself_puts_into_conf_is_no_setting(
+    tmp_path, workspace, write_manifest, run_task
+):
+    """TriggerDagRunOperator does where there is OpenLineage, with other ids each time."""
+    conf = {"openlineage": {"parentRunId": "0198"}, "airflow/task_span_detail_level": 2}
+    path = with_data(write_manifest(tmp_path / "dags", "asked", "python train.py"))
+    dag = dag_from(load_manifest(path), path)
+    done = run_task(dag.get_task("stage_data"), conf=conf)
+    assert done.state == "success", done.error
+    layout = RunLayout(workspace, "asked", training_of("asked", RUN_ID))
+    assert not conf.keys() & fixed_run(layout)["made_of"]["parameters"].keys()
+
+
+def test_what_airflow_itself_puts_into_conf_is_no_parameter_of_a_dag_of_ones_own(context_of):
+    with DAG("own", schedule=None, params={"until": 3}):
+        task = Task(task_id="t")
+    context = context_of("own", until=3, openlineage={"parentRunId": "0198"}, other=1)
+    task.render_template_fields(context)
+    assert dict(context["params"]) == {"until": 3, "other": 1}
+    with DAG("asks", schedule=None, params={"openlineage": 3}):
+        task = Task(task_id="t")
+    context = context_of("asks", openlineage=4)
+    task.render_template_fields(context)
+    assert dict(context["params"]) == {"openlineage": 4}
+
+
+def test_a_run_without_an_experiment_has_none_in_each_task(
+    tmp_path, write_manifest, context_of, monkeypatch
+):
+    """Tasks after stage_data have no form's schema, and took null for an empty text."""
+    more = "parameters: {note: ''}\ndistribution: parameter_server\n"
+    path = with_data(write_manifest(tmp_path / "dags", "alone", more=more))
+    for task_id in ("stage_data", "train"):
+        monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_TASK_ID", task_id)
+        task = dag_from(load_manifest(path), path).get_task(task_id)
+        context = context_of("alone", experiment_id=None, note=None)
+        task.render_template_fields(context)
+        assert dict(context["params"]) == {"experiment_id": None, "note": ""}
+
+
 def test_what_has_no_value_in_a_dag_of_ones_own_is_no_empty_text(run_task, workspace):
     with DAG("own", schedule=None, params={"until": None}):
         train = TrainOperator(
