@@ -445,8 +445,9 @@ def test_a_run_without_an_experiment_has_none_in_each_task(
     tmp_path, write_manifest, context_of, monkeypatch
 ):
     """Tasks after stage_data have no form's schema, and took null for an empty text."""
-    more = "parameters: {note: ''}\ndistribution: parameter_server\n"
-    path = with_data(write_manifest(tmp_path / "dags", "alone", more=more))
+    path = with_data(write_manifest(tmp_path / "dags", "alone", more="parameters: {note: ''}\n"))
+    independent, servers = "distribution: independent", "distribution: parameter_server"
+    path.write_text(path.read_text("utf-8").replace(independent, servers), "utf-8")
     for task_id in ("stage_data", "train"):
         monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_TASK_ID", task_id)
         task = dag_from(load_manifest(path), path).get_task(task_id)
