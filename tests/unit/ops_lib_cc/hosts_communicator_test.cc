@@ -71,10 +71,8 @@ void ScatterOnce(Communicator& group, const std::vector<int64_t>& counts, int di
   CHECK(status.ok(), status.message());
   for (size_t i = 0; i < counts.size(); ++i) {
     const int64_t first = ddl::EqualPart(counts[i], size, rank).begin;
-    for (size_t at = 0; at < outs[i].size(); ++at) {
-      CHECK(outs[i][at] == TotalOf<T>(first + static_cast<int64_t>(at), size, divisor),
-            std::to_string(counts[i]));
-    }
+    CheckTotals(outs[i].data(), static_cast<int64_t>(outs[i].size()), first, size, divisor,
+                std::to_string(counts[i]));
   }
 }
 

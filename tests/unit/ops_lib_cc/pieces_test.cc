@@ -28,7 +28,7 @@ void AllReduceOnce(ddl::HostGroup& group, int64_t count, bool in_place, int divi
                             std::to_string(group.size()) + ", " + ddl::DTypeName(kDTypeOf<T>);
   CHECK(status.ok(), where + ": " + status.message());
   CheckTotal(in_place ? values : results, group.size(), divisor, where);
-  if (!in_place) CHECK(values == ValuesOf<T>(count, group.rank(), group.size()), where);
+  if (!in_place) CHECK(Same(values, ValuesOf<T>(count, group.rank(), group.size())), where);
 }
 
 template <typename T>
@@ -120,7 +120,7 @@ void GroupOnce(ddl::HostGroup& group, const std::vector<int64_t>& counts, int di
   CHECK(status.ok(), where + ": " + status.message());
   for (size_t i = 0; i < counts.size(); ++i) {
     CheckTotal(i % 3 == 1 ? ins[i] : outs[i], size, divisor, where);
-    if (i % 3 != 1) CHECK(ins[i] == ValuesOf<T>(counts[i], rank, size), where);
+    if (i % 3 != 1) CHECK(Same(ins[i], ValuesOf<T>(counts[i], rank, size)), where);
   }
 }
 
@@ -257,23 +257,18 @@ void ReduceScatterOnce(ddl::HostGroup& group, const std::vector<int64_t>& counts
   float* out = in_place ? values.data() + share.begin : own.data();
   const ddl::Status status = ReduceScatter(group, values.data(), out, counts);
   CHECK(status.ok(), status.message());
-  const std::vector<float> original = ValuesOf<float>(share.total, group.rank(), group.size());
-  for (int64_t i = 0; i < share.total; ++i) {
-    const bool mine = i >= share.begin && i < share.end;
-    if (mine) {
-      CHECK(out[i - share.begin] == TotalOf<float>(i, group.size(), group.size()),
-            std::to_string(i) + " of rank " + std::to_string(group.rank()));
-    }
-    if (!mine || !in_place) CHECK(values[i] == original[i], "the input is untouched");
-  }
+  std::vector<float> want = ValuesOf<float>(share.total, group.rank(), group.size());
+  const std::string where = "a share of rank " + std::to_string(group.rank());
+  CheckTotals(out, share.end - share.begin, share.begin, group.size(), group.size(), where);
+  if (in_place) std::copy(out, out + (share.end - share.begin), want.begin() + share.begin);
+  CHECK(Same(values, want), "the input is untouched");
 }
 
 void AllGatherOnce(ddl::HostGroup& group, const std::vector<int64_t>& counts, bool in_place) {
   const Share share(counts, group.rank());
-  std::vector<float> own, out(share.total + 1, 77.0f);
-  for (int64_t i = share.begin; i < share.end; ++i) {
-    own.push_back(static_cast<float>(ValueOf(i, group.rank(), group.size())));
-  }
+  const std::vector<float> own =
+      ValuesOf<float>(share.end - share.begin, group.rank(), group.size(), share.begin);
+  std::vector<float> out(share.total + 1, 77.0f);
   const float* in = own.data();
   if (in_place) {
     std::copy(own.begin(), own.end(), out.begin() + share.begin);
@@ -284,18 +279,15 @@ void AllGatherOnce(ddl::HostGroup& group, const std::vector<int64_t>& counts, bo
   CHECK(status.ok(), status.message());
   for (int rank = 0; rank < group.size(); ++rank) {
     const Share theirs(counts, rank);
-    for (int64_t i = theirs.begin; i < theirs.end; ++i) {
-      CHECK(out[i] == static_cast<float>(ValueOf(i, rank, group.size())),
-            std::to_string(i) + " of rank " + std::to_string(rank));
-    }
+    const std::vector<float> got(out.begin() + theirs.begin, out.begin() + theirs.end);
+    CHECK(Same(got, ValuesOf<float>(theirs.end - theirs.begin, rank, group.size(), theirs.begin)),
+          "the share of rank " + std::to_string(rank));
   }
   CHECK(out[share.total] == 77.0f, "nothing behind the end");
 }
 
 std::vector<char> CharsOf(int64_t nbytes) {
-  std::vector<char> values(nbytes);
-  for (int64_t i = 0; i < nbytes; ++i) values[i] = static_cast<char>(i % 251 + 1);
-  return values;
+  return Repeated<char>(0, nbytes, [](int64_t index) { return index % kPeriod % 251 + 1; });
 }
 
 void BroadcastOnce(ddl::HostGroup& group, const std::vector<char>& values, int root) {

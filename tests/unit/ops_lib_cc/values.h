@@ -1,7 +1,9 @@
 #ifndef DDL_TESTS_VALUES_H_
 #define DDL_TESTS_VALUES_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -29,17 +31,13 @@ inline constexpr ddl::DType kDTypeOf<uint32_t> = ddl::DType::kUint32;
 template <>
 inline constexpr ddl::DType kDTypeOf<uint64_t> = ddl::DType::kUint64;
 
+// What values repeat after.
+constexpr int64_t kPeriod = 10007;
+
 // What element `index` of rank `rank` is: differs by both, so that a wrong peer or offset shows, and
 // stays exact in float32 when summed over the ranks. Negative ones too.
 inline int64_t ValueOf(int64_t index, int rank, int size) {
-  return (index % 10007) * size + rank - 5003 * size;
-}
-
-template <typename T>
-std::vector<T> ValuesOf(int64_t count, int rank, int size) {
-  std::vector<T> values(count);
-  for (int64_t i = 0; i < count; ++i) values[i] = static_cast<T>(ValueOf(i, rank, size));
-  return values;
+  return (index % kPeriod) * size + rank - 5003 * size;
 }
 
 // The sum over `size` ranks, divided.
@@ -49,15 +47,51 @@ T TotalOf(int64_t index, int size, int divisor) {
   return static_cast<T>(total) / static_cast<T>(divisor);
 }
 
+// What `value` gives for `count` indices from `begin` on. One period is computed and then copied:
+// sanitizers look at each element that is computed, and at a copy as a whole.
+template <typename T, typename Function>
+std::vector<T> Repeated(int64_t begin, int64_t count, const Function& value) {
+  std::vector<T> values(count);
+  const int64_t computed = std::min(count, kPeriod);
+  for (int64_t i = 0; i < computed; ++i) values[i] = static_cast<T>(value(begin + i));
+  for (int64_t i = computed; i < count; i += kPeriod) {
+    std::memcpy(values.data() + i, values.data(), std::min(count - i, kPeriod) * sizeof(T));
+  }
+  return values;
+}
+
+// Whether two hold the same bits.
 template <typename T>
-void CheckTotal(const std::vector<T>& got, int size, int divisor, const std::string& where) {
-  for (int64_t i = 0; i < static_cast<int64_t>(got.size()); ++i) {
-    if (got[i] == TotalOf<T>(i, size, divisor)) continue;
-    CHECK(false, where + " of " + std::to_string(got.size()) + " elements: [" + std::to_string(i) +
-                     "] is " + std::to_string(got[i]) + ", not " +
-                     std::to_string(TotalOf<T>(i, size, divisor)));
+bool Same(const std::vector<T>& one, const std::vector<T>& other) {
+  return one.size() == other.size() &&
+         (one.empty() || std::memcmp(one.data(), other.data(), one.size() * sizeof(T)) == 0);
+}
+
+// The values of a rank, `count` of them from `begin` on.
+template <typename T>
+std::vector<T> ValuesOf(int64_t count, int rank, int size, int64_t begin = 0) {
+  return Repeated<T>(begin, count, [=](int64_t index) { return ValueOf(index, rank, size); });
+}
+
+// Checks `count` values, the first of which has the index `begin`, against the totals.
+template <typename T>
+void CheckTotals(const T* got, int64_t count, int64_t begin, int size, int divisor,
+                 const std::string& where) {
+  const std::vector<T> want = Repeated<T>(
+      begin, count, [=](int64_t index) { return TotalOf<T>(index, size, divisor); });
+  if (count == 0 || std::memcmp(got, want.data(), count * sizeof(T)) == 0) return;
+  for (int64_t i = 0; i < count; ++i) {
+    if (got[i] == want[i]) continue;
+    CHECK(false, where + " of " + std::to_string(count) + " elements: [" +
+                     std::to_string(begin + i) + "] is " + std::to_string(got[i]) + ", not " +
+                     std::to_string(want[i]));
     return;
   }
+}
+
+template <typename T>
+void CheckTotal(const std::vector<T>& got, int size, int divisor, const std::string& where) {
+  CheckTotals(got.data(), static_cast<int64_t>(got.size()), 0, size, divisor, where);
 }
 
 #endif  // DDL_TESTS_VALUES_H_
