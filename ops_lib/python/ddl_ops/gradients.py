@@ -166,7 +166,8 @@ def was_reduced(gradient: Any) -> bool:
     return hasattr(gradient, _REDUCED)
 
 
-def _mark_as(gradient: Any, other: Any) -> None:
+def mark_as(gradient: Any, other: Any) -> None:
+    """Marks a gradient as reduced if another is, over the same ranks."""
     if was_reduced(other):
         mark_reduced(gradient, getattr(other, _REDUCED))
 
@@ -182,7 +183,7 @@ def with_each_row_once(gradient: Any) -> Any:
     rows, where = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, where, tf.size(rows))
     merged = tf.IndexedSlices(values, rows, gradient.dense_shape)
-    _mark_as(merged, gradient)
+    mark_as(merged, gradient)
     return merged
 
 
@@ -217,7 +218,7 @@ def keeping_marks(change: Callable[..., Any]) -> Callable[..., Any]:
         after = list(change(self, before))
         for one, other in zip(before, after, strict=True):
             if other is not None:
-                _mark_as(other, one)
+                mark_as(other, one)
         return after
 
     return changed

@@ -1122,6 +1122,20 @@ def variables_stay_local_within_loss_scaling() -> None:
         shared, local = (float(one.numpy()[0, 0]) for one in variables)
         assert np.isclose(shared, -MEAN), (within, shared)
         assert np.isclose(local, -(RANK + 1.0) / SIZE), (within, local)
+        # What overflows in a rank's local gradient, of which another may have none, is skipped on
+        # all ranks: one with a scale of its own would add what is scaled otherwise.
+        for there in (True, RANK == SIZE - 1):
+            layer = kind.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+            layer.build([1, 1])
+            scaling = around(within(1.0), initial_scale=4.0)
+            optimizer = hvd_keras.PartialDistributedOptimizer(scaling, local_layers=layer)
+            variables = [tf.Variable([[0.0]]), layer.kernel]
+            infinite = tf.constant([[np.inf if RANK == SIZE - 1 else 1.0]])
+            gradients = [tf.constant([[1.0]]), infinite if there else None]
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            assert [float(one.numpy()[0, 0]) for one in variables] == [0.0, 0.0], (within, there)
+            scale = scaling.dynamic_scale if kind is keras else scaling.loss_scale
+            assert float(scale) == 2.0, (within, there, scale)
 
 
 @check

@@ -187,7 +187,7 @@ class _Distributed:
     def _reduce_at_once(self: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """For loss scaling, whose decision needs what all ranks have."""
         self._refuse_passes()
-        return self._hvd(self._marked(gradients, variables), variables)
+        return self._hvd.overflowing_alike(self._marked(gradients, variables), variables)
 
     def _refuse_passes(self: Any) -> None:
         if self._agg_helper is not None:
@@ -200,6 +200,7 @@ class _Distributed:
         """Gradients combined over the ranks, or the sums so far: what apply takes as it is."""
         if getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):  # of Keras 2
             self._refuse_passes()
+            return self._hvd.overflowing_alike(list(grads), list(vars))
         combine = self._agg_helper.compute if self._agg_helper else self._hvd
         return list(combine(list(grads), list(vars)))
 
