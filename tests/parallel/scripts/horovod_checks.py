@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib.util
 import io
+import itertools
 import os
 import pickle
 import signal
@@ -1042,6 +1043,64 @@ def what_another_tape_computes_after_a_distributed_one_is_combined() -> None:
     hvd.DistributedGradientTape(tape).gradient(loss, variables)
     model.fit(*rows(), batch_size=8, verbose=0)
     assert alike(model.get_weights())
+
+
+@check
+def gradients_of_traced_functions_are_not_taken_for_those_of_another_tape() -> None:
+    """Of what a function computes that was traced before, the tape that ran last tells nothing."""
+
+    def clipped(weight: tf.Variable, combining: bool, op: int, local: bool) -> list:
+        tape = tf.GradientTape()
+        if combining:
+            tape = hvd.DistributedGradientTape(tape, op=op)
+            if local:
+                tape.register_local_source(weight)
+        with tape:
+            loss = weight * (RANK + 1.0)
+        return tf.clip_by_global_norm(tape.gradient(loss, [weight]), 1e9)[0]
+
+    def step(optimizer, weight: tf.Variable, compute: Callable[[], list]) -> None:
+        optimizer.apply_gradients(zip(compute(), [weight], strict=True))
+
+    kinds = [keras.optimizers.SGD]
+    if importlib.util.find_spec("tf_keras") is not None:  # pip install -r requirements/legacy.txt
+        kinds.append(importlib.import_module("tf_keras").optimizers.SGD)
+    for kind, combining, (op, passes, local) in itertools.product(
+        kinds,
+        (False, True),
+        (
+            (hvd.Average, 1, False),
+            (hvd.Sum, 1, False),
+            (hvd.Average, 2, False),
+            (hvd.Average, 1, True),
+        ),
+    ):
+        what = kind, combining, op, passes, local
+        distributed = functools.partial(hvd_keras.DistributedOptimizer, op=op)
+        optimizer, weight = (
+            distributed(kind(1.0), backward_passes_per_step=passes),
+            tf.Variable(0.0),
+        )
+        make_variables(optimizer, [weight])
+        compute = functools.partial(clipped, weight, combining, op, local)
+        computed = tf.function(compute)
+        step(optimizer, weight, computed)
+        first = weight.numpy()
+        clipped(weight, not combining, op, local)  # as to show its norm
+        if (op, passes, local) == (hvd.Average, 1, False):
+            step(optimizer, weight, computed)
+            assert np.isclose(weight, -2 * MEAN), (what, weight)
+        else:
+            said = raised(ValueError, functools.partial(step, optimizer, weight, computed))
+            assert "in one tf.function" in said and weight.numpy() == first, (what, said, weight)
+        # Where it is applied in the function that computes it, it is known.
+        weight.assign(0.0)
+        optimizer = distributed(kind(1.0))
+        make_variables(optimizer, [weight])
+        tf.function(functools.partial(step, optimizer, weight, compute))()
+        of_all = MEAN * SIZE if op == hvd.Sum else MEAN
+        expected = -(RANK + 1.0) / SIZE if combining and local else -of_all
+        assert np.isclose(weight, expected), (what, weight)
 
 
 @check
