@@ -32,6 +32,7 @@ from horovod._keras.optimizer import make_variables
 from horovod.common import elastic
 from horovod.common.process_sets import ids_and_ranks
 from speech import RANK, SIZE, say
+from threads import in_threads
 
 CHECKS: list[Callable[[], None]] = []
 v1 = tf.compat.v1
@@ -1362,6 +1363,28 @@ def metrics_of_several_values_are_averaged() -> None:
     for name in ("loss", "f1_score"):
         assert np.allclose(history[name][0], np.mean([one[name] for one in everyone], axis=0))
     assert type(history["loss"][0]) is float and np.shape(history["f1_score"][0]) == (3,)
+
+
+@check
+def models_in_threads_have_their_own_metrics_and_moments() -> None:
+    def averages(factor: float) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
+        logs = {"loss": factor * (RANK + 1.0)}
+        hvd_keras.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+        layer = hvd.SyncBatchNormalization(momentum=0.0)
+        layer(tf.fill([2, 1], factor * (RANK + 1.0)), training=True)
+        optimizer = v1.train.GradientDescentOptimizer(1.0)
+        optimizer = hvd.DistributedOptimizer(optimizer, op=hvd.Adasum)
+        weight = tf.Variable(0.0)
+        optimizer.apply_gradients([(tf.constant(factor), weight)])
+        return logs, layer.moving_mean.numpy(), weight.numpy()
+
+    factors = {"generator": 1.0, "critic": -10.0}
+    trained = [functools.partial(averages, factor) for factor in factors.values()]
+    found = in_threads(*trained, names=list(factors), apart_s=0.1)
+    for factor, (logs, mean, weight) in zip(factors.values(), found, strict=True):
+        assert np.isclose(logs["loss"], factor * MEAN), (factor, found)
+        assert np.isclose(mean, factor * MEAN), (factor, found)
+        assert np.isclose(weight, -factor), (factor, found)
 
 
 @check
