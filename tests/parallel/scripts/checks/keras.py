@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import os
@@ -290,8 +291,6 @@ def one_step(optimizer: keras.optimizers.Optimizer) -> np.ndarray:
 
 @check
 def keras_copies_of_an_optimizer_average() -> None:
-    import copy
-
     optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(1.0))
     copied = copy.deepcopy(optimizer)
     made = keras.optimizers.SGD.from_config(optimizer.get_config())
@@ -747,6 +746,35 @@ def keras_ranks_without_data_begin_later() -> None:
         optimizer.build(model.trainable_variables)
         ddl.keras.broadcast_variables([*model.weights, *optimizer.variables], root=last)
     assert_same_everywhere(model.get_weights())
+
+
+@check(least=2)
+def keras_optimizers_are_told_apart_alike_where_a_rank_has_no_data_at_first() -> None:
+    """Also those that are made in a thread, and a copy that one rank alone has made."""
+    arrays._joins.clear()
+
+    def made() -> keras.optimizers.Optimizer:
+        return ddl.keras.DistributedOptimizer(keras.optimizers.SGD(1.0))
+
+    def step(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> None:
+        optimizer.apply_gradients([(tf.fill([2], RANK + 1.0), variable)])
+
+    (in_thread,) = in_threads(made, names=["maker"])
+    optimizers = [made(), in_thread, made()]
+    if RANK == 0:
+        copy.deepcopy(optimizers[0])
+    variables = [keras.Variable(np.zeros(2), dtype="float32") for _ in optimizers]
+    for optimizer, variable in zip(optimizers[:2], variables, strict=False):
+        if RANK == SIZE - 1:
+            step(optimizer, variable)
+    last = ddl.join()
+    for optimizer, variable in zip(optimizers, variables, strict=True):
+        optimizer.build([variable])
+        ddl.keras.broadcast_variables([variable, *optimizer.variables], root=last)
+    for optimizer, variable in zip(optimizers[::-1], variables[::-1], strict=True):
+        before = variable.numpy()
+        step(optimizer, variable)
+        np.testing.assert_allclose(variable.numpy(), before - (SIZE + 1) / 2)
 
 
 @check
