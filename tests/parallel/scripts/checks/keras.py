@@ -478,6 +478,31 @@ def keras_ranks_with_more_batches_go_on_without_the_others() -> None:
 
 
 @check
+def keras_ranks_that_join_validate_the_weights_that_all_go_on_with() -> None:
+    model = slope_model(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    x, one = np.full((2 + 2 * RANK, 1), RANK + 1.0, "float32"), np.ones((1, 1), "float32")
+    joins, weights = ddl.keras.JoinCallback(), []
+    noted = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: weights.append((float(model.get_weights()[0][0, 0]), logs))
+    )
+    fit = {"batch_size": 1, "epochs": 4, "verbose": 0, "callbacks": [joins, noted]}
+    model.fit(x, x, validation_data=(one, one), validation_freq=2, **fit)
+    # An evaluate() of one rank's own is no end of an epoch, nor is one within an epoch.
+    within = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: model.evaluate(one, one, verbose=0, callbacks=joins)
+    )
+    if RANK == 0:
+        model.evaluate(one, one, verbose=0, callbacks=[joins])
+    fit["callbacks"].append(within)
+    model.fit(x, x, validation_data=(one, one), **fit)
+    assert_same_everywhere([np.array([weight for weight, _ in weights])])
+    # Where some callback evaluates within the epoch, ranks join at its end.
+    for epoch, (weight, logs) in enumerate(weights[:4]):
+        assert ("val_loss" in logs) == (epoch % 2 == 1), (epoch, logs)
+        np.testing.assert_allclose(logs.get("val_loss", weight), weight, rtol=1e-6)
+
+
+@check
 def keras_models_in_threads_of_their_own_train_right() -> None:
     x, y = whole_batch()
     factors = {"first": 1.0, "second": -2.0, "third": 0.5, "fourth": 3.0}
