@@ -28,8 +28,10 @@ _COMPRESSED = (tf.float32, tf.float64)
 ALL_RANKS: tuple[int, ...] = ()
 # The attribute of a gradient that was reduced: over which ranks.
 _REDUCED = "_ddl_reduced"
-# The attribute of a variable whose gradient a tape has combined: over which ranks.
-_COMBINED = "_ddl_combined_by_tape"
+# The attribute of a variable whose gradient tapes have computed: a _Computed.
+_COMPUTED = "_ddl_computed_by_tapes"
+# The attribute of a class of tapes that combine what they compute.
+COMBINES = "_ddl_combines"
 # More elements than metrics that are averaged in one tensor.
 _FEW = 8
 # More gradients that are None than these are compared by a checksum.
@@ -73,7 +75,8 @@ def _noted(compute: Callable[..., Any]) -> Callable[..., Any]:
 def _of_tape(compute: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(compute)
     def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        note_combined(sources, None)
+        if not hasattr(self, COMBINES):
+            note_combined(sources, None)
         return compute(self, target, sources, *args, **kwargs)
 
     return gradient
@@ -88,23 +91,70 @@ def _of_graph(compute: Callable[..., Any]) -> Callable[..., Any]:
     return gradients
 
 
-def note_combined(sources: Any, ranks: tuple[int, ...] | None) -> None:
+class _Computed:
+    """How tapes have computed a variable's gradient: over which ranks combined, None if not.
+
+    Attributes:
+        eagerly: of the last one outside tf.functions, in a list; empty if there was none.
+        traced: of the last one in the graph of each tf.function, which runs again without a note;
+            and whether it is applied there, so that nothing else can be given it.
+        local: whether one has left it to its rank, as combined.
+    """
+
+    def __init__(self) -> None:
+        self.eagerly: list[tuple[int, ...] | None] = []
+        self.traced: weakref.WeakKeyDictionary[Any, tuple[tuple[int, ...] | None, bool]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self.local = False
+
+
+def note_combined(sources: Any, ranks: tuple[int, ...] | None, local: bool = False) -> None:
     """A tape has computed gradients of these, in whatever structure, and combined them or not.
 
-    Over ALL_RANKS, or these; None: it has not.
+    Over ALL_RANKS, or these; None: it has not. With `local` it has left them to their rank, and
+    they are to be applied as they are.
     """
     for source in map(_within, tf.nest.flatten(sources)):
-        if isinstance(source, tf.Variable) and ranks != getattr(source, _COMBINED, None):
-            setattr(source, _COMBINED, ranks)
+        if not isinstance(source, tf.Variable):
+            continue
+        if not hasattr(source, _COMPUTED):
+            setattr(source, _COMPUTED, _Computed())
+        computed = getattr(source, _COMPUTED)
+        computed.local |= local
+        if tf.executing_eagerly():
+            computed.eagerly = [ranks]
+        else:
+            computed.traced[tf.compat.v1.get_default_graph()] = ranks, False
 
 
-def was_combined(variable: Any, ranks: tuple[int, ...] = ALL_RANKS) -> bool:
-    """Whether a tape combined the gradient that it computed last for this variable.
+def was_combined(variable: Any, ranks: tuple[int, ...] = ALL_RANKS) -> bool | None:
+    """Whether a tape has combined the gradient of this variable that is applied now.
 
     Over all ranks, or over `ranks`. What the script has made of it since, by clipping say, is
-    combined too, but bears no mark.
+    combined too, but bears no mark. None: nobody knows, for tapes have computed it in both ways,
+    one of them in a tf.function that may have run again.
     """
-    return getattr(_within(variable), _COMBINED, None) in (ALL_RANKS, ranks)
+    computed = getattr(_within(variable), _COMPUTED, None)
+    if computed is None:
+        return False
+    # A branch or a loop is a graph within that of its function.
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if graph in computed.traced:
+            by_tape, _ = computed.traced[graph]
+            computed.traced[graph] = by_tape, True
+            return by_tape in (ALL_RANKS, ranks)
+        graph = getattr(graph, "outer_graph", None)
+    from_functions = [by_tape for by_tape, applied in computed.traced.values() if not applied]
+    ways = {by_tape in (ALL_RANKS, ranks) for by_tape in [*computed.eagerly, *from_functions]}
+    return None if len(ways) > 1 else True in ways
+
+
+def was_left_local(variable: Any) -> bool:
+    """Whether a tape has ever left the gradient of this variable to its rank."""
+    computed = getattr(_within(variable), _COMPUTED, None)
+    return computed is not None and computed.local
 
 
 def _within(variable: Any) -> Any:
@@ -166,7 +216,8 @@ def was_reduced(gradient: Any) -> bool:
     return hasattr(gradient, _REDUCED)
 
 
-def _mark_as(gradient: Any, other: Any) -> None:
+def mark_as(gradient: Any, other: Any) -> None:
+    """Marks a gradient as reduced if another is, over the same ranks."""
     if was_reduced(other):
         mark_reduced(gradient, getattr(other, _REDUCED))
 
@@ -182,7 +233,7 @@ def with_each_row_once(gradient: Any) -> Any:
     rows, where = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, where, tf.size(rows))
     merged = tf.IndexedSlices(values, rows, gradient.dense_shape)
-    _mark_as(merged, gradient)
+    mark_as(merged, gradient)
     return merged
 
 
@@ -217,7 +268,7 @@ def keeping_marks(change: Callable[..., Any]) -> Callable[..., Any]:
         after = list(change(self, before))
         for one, other in zip(before, after, strict=True):
             if other is not None:
-                _mark_as(other, one)
+                mark_as(other, one)
         return after
 
     return changed

@@ -173,14 +173,42 @@ class BroadcastCallback(keras.callbacks.Callback):
 class JoinCallback(BroadcastCallback):
     """As BroadcastCallback, for ranks with different numbers of steps in an epoch.
 
-    A rank without data waits at the end of the epoch. The averages of the others are then over
-    those that still have some, and when the last rank is done, all go on with its weights and
-    optimizer state. Place it before MetricAverageCallback.
+    A rank without data waits at the end of the epoch, before fit() validates. The averages of the
+    others are then over those that still have some, and when the last rank is done, all go on with
+    its weights and optimizer state. Place it before MetricAverageCallback.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._joined = False  # in this epoch
+        self._validates = False
+
+    def set_model(self, model: keras.Model) -> None:
+        super().set_model(model)
+        # An evaluate() that is given this callback sets the model, too; fit()'s validation does
+        # not, and it alone comes at the end of an epoch.
+        self._validates = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        super().on_train_begin(logs)
+        self._validates = True
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_begin(epoch, logs)
+        self._joined = False
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if self._validates:
+            self._join()
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if PLACEMENT.launched:
+        self._join()
+        self._joined = False  # a loop of the script's own may call nothing else
+
+    def _join(self) -> None:
+        if PLACEMENT.launched and not self._joined:
             self._broadcast(root=join())
+            self._joined = True
 
 
 class MetricAverageCallback(keras.callbacks.Callback):

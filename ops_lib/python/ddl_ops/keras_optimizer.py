@@ -6,6 +6,7 @@ import collections
 import contextlib
 import functools
 import inspect
+import re
 import sys
 import threading
 import warnings
@@ -36,8 +37,9 @@ _AVERAGES = "_ddl_averages"
 BROADCASTS = "_ddl_broadcasts"
 # On one that another front-end has distributed: its function of gradients and variables.
 _REDUCE = "_ddl_reduce"
-# Which of the optimizers that its thread has reduced for.
-_NUMBER = "_ddl_number"
+# On a distributed one: what its gradients are called.
+_NAME = "_ddl_name_of_gradients"
+# Of those so called so far, by the end of the name.
 _numbers: collections.Counter[str] = collections.Counter()
 _numbers_lock = threading.Lock()
 # `within`: whether the thread is in the apply() of a distributed optimizer.
@@ -52,7 +54,8 @@ def distribute(
     It stays an object of its own class, so a model that is saved with it loads where ddl is not
     installed (and trains alone there). Works in fit(), in tf.functions and eagerly. A copy
     (copy.deepcopy, or from_config of its get_config) is distributed too; an optimizer that is
-    loaded with a model is not. Outside mpirun it changes nothing else than accumulation.
+    loaded with a model is not. Ranks that make several make them in the same order. Outside mpirun
+    it changes nothing else than accumulation.
 
     Args:
         optimizer: may be a LossScaleOptimizer, or be put into one: ranks skip a step together.
@@ -64,6 +67,16 @@ def distribute(
     Raises ValueError if it is distributed already or cannot accumulate so, TypeError if it is no
     Keras optimizer, RuntimeError under mpirun before ddl.init().
     """
+    _distribute(optimizer, backward_passes_per_step)
+    if PLACEMENT.size > 1:
+        # Here ranks are in the same order: one without data comes later to its first step.
+        with contextlib.suppress(RuntimeError):  # a thread that ranks cannot tell from others
+            thread = stream("DistributedOptimizer")
+            setattr(optimizer, _NAME, _next_name(f"_made_in_{thread}" if thread else ""))
+    return optimizer
+
+
+def _distribute(optimizer: keras.optimizers.Optimizer, backward_passes_per_step: int = 1) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
             f"DistributedOptimizer wraps a Keras 3 optimizer, not {type(optimizer).__name__}. "
@@ -82,7 +95,6 @@ def distribute(
     _hook_from_config(_owner(type(optimizer), "from_config"))
     _hook_loss_scaling()
     hook_compile()
-    return optimizer
 
 
 def mark_distributed(
@@ -192,7 +204,9 @@ def _redirect(optimizer: Any) -> None:
     def copied(memo: dict[int, Any]) -> Any:
         del memo
         build, arguments = optimizer.__reduce__()
-        return distribute(build(*arguments))
+        made = build(*arguments)
+        _distribute(made)
+        return made
 
     setattr(optimizer, _MARK, True)
     _distributed_after_all(optimizer)
@@ -222,18 +236,24 @@ def _reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
 def _name_of_gradients(optimizer: Any) -> str:
     """Tells the gradients of one optimizer from those of another of the same shapes.
 
-    Counted at the first reduction, for each thread by itself: only in a thread is the order of
-    these the same on all ranks.
+    A copy, which one rank alone may have made, as to save it, is counted at its first reduction.
+    Each thread counts by itself: only in a thread is the order the same on all ranks.
     """
     if PLACEMENT.size == 1:
         return "ddl_gradients"
-    if not hasattr(optimizer, _NUMBER):
+    if not hasattr(optimizer, _NAME):
         thread = stream("the optimizer's first step")
-        with _numbers_lock:
-            setattr(optimizer, _NUMBER, _numbers[thread])
-            _numbers[thread] += 1
-    number = getattr(optimizer, _NUMBER)
-    return f"ddl_gradients_of_optimizer_{number}" if number else "ddl_gradients"
+        setattr(optimizer, _NAME, _next_name(f"_begun_in_{thread or 'main'}"))
+    return str(getattr(optimizer, _NAME))
+
+
+def _next_name(end: str) -> str:
+    with _numbers_lock:
+        number = _numbers[end]
+        _numbers[end] += 1
+    if not end and number == 0:
+        return "ddl_gradients"
+    return f"ddl_gradients_of_optimizer_{number}{re.sub(r'[^A-Za-z0-9_.-]', '_', end)}"
 
 
 def _owner(kind: type, name: str) -> type:
@@ -249,7 +269,7 @@ def _hook_from_config(owner: Any) -> None:
     def distributed(cls: type, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         made = from_config(cls, config, *args, **kwargs)
         if isinstance(config, _DistributedConfig) and not is_distributed(made):
-            return distribute(made)
+            _distribute(made)
         return made
 
     owner.from_config = classmethod(distributed)
@@ -269,7 +289,7 @@ def _hook_loss_scaling() -> None:
         reduce = getattr(self.inner_optimizer, _REDUCE, None)
         if reduce is None:
             trainable_variables = _started_equal(self, trainable_variables)
-            reduced = _reduced(self, grads)
+            reduced = _reduced(self.inner_optimizer, grads)
         else:
             reduced = reduce(
                 grads, trainable_variables or self.inner_optimizer._trainable_variables

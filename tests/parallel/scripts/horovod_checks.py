@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib.util
 import io
+import itertools
 import os
 import pickle
 import signal
@@ -31,6 +32,7 @@ from horovod._keras.optimizer import make_variables
 from horovod.common import elastic
 from horovod.common.process_sets import ids_and_ranks
 from speech import RANK, SIZE, say
+from threads import in_threads
 
 CHECKS: list[Callable[[], None]] = []
 v1 = tf.compat.v1
@@ -1045,6 +1047,64 @@ def what_another_tape_computes_after_a_distributed_one_is_combined() -> None:
 
 
 @check
+def gradients_of_traced_functions_are_not_taken_for_those_of_another_tape() -> None:
+    """Of what a function computes that was traced before, the tape that ran last tells nothing."""
+
+    def clipped(weight: tf.Variable, combining: bool, op: int, local: bool) -> list:
+        tape = tf.GradientTape()
+        if combining:
+            tape = hvd.DistributedGradientTape(tape, op=op)
+            if local:
+                tape.register_local_source(weight)
+        with tape:
+            loss = weight * (RANK + 1.0)
+        return tf.clip_by_global_norm(tape.gradient(loss, [weight]), 1e9)[0]
+
+    def step(optimizer, weight: tf.Variable, compute: Callable[[], list]) -> None:
+        optimizer.apply_gradients(zip(compute(), [weight], strict=True))
+
+    kinds = [keras.optimizers.SGD]
+    if importlib.util.find_spec("tf_keras") is not None:  # pip install -r requirements/legacy.txt
+        kinds.append(importlib.import_module("tf_keras").optimizers.SGD)
+    for kind, combining, (op, passes, local) in itertools.product(
+        kinds,
+        (False, True),
+        (
+            (hvd.Average, 1, False),
+            (hvd.Sum, 1, False),
+            (hvd.Average, 2, False),
+            (hvd.Average, 1, True),
+        ),
+    ):
+        what = kind, combining, op, passes, local
+        distributed = functools.partial(hvd_keras.DistributedOptimizer, op=op)
+        optimizer, weight = (
+            distributed(kind(1.0), backward_passes_per_step=passes),
+            tf.Variable(0.0),
+        )
+        make_variables(optimizer, [weight])
+        compute = functools.partial(clipped, weight, combining, op, local)
+        computed = tf.function(compute)
+        step(optimizer, weight, computed)
+        first = weight.numpy()
+        clipped(weight, not combining, op, local)  # as to show its norm
+        if (op, passes, local) == (hvd.Average, 1, False):
+            step(optimizer, weight, computed)
+            assert np.isclose(weight, -2 * MEAN), (what, weight)
+        else:
+            said = raised(ValueError, functools.partial(step, optimizer, weight, computed))
+            assert "in one tf.function" in said and weight.numpy() == first, (what, said, weight)
+        # Where it is applied in the function that computes it, it is known.
+        weight.assign(0.0)
+        optimizer = distributed(kind(1.0))
+        make_variables(optimizer, [weight])
+        tf.function(functools.partial(step, optimizer, weight, compute))()
+        of_all = MEAN * SIZE if op == hvd.Sum else MEAN
+        expected = -(RANK + 1.0) / SIZE if combining and local else -of_all
+        assert np.isclose(weight, expected), (what, weight)
+
+
+@check
 def loss_scaling_of_keras_2_reduces_once() -> None:
     if importlib.util.find_spec("tf_keras") is None:  # pip install -r requirements/legacy.txt
         return
@@ -1122,6 +1182,20 @@ def variables_stay_local_within_loss_scaling() -> None:
         shared, local = (float(one.numpy()[0, 0]) for one in variables)
         assert np.isclose(shared, -MEAN), (within, shared)
         assert np.isclose(local, -(RANK + 1.0) / SIZE), (within, local)
+        # What overflows in a rank's local gradient, of which another may have none, is skipped on
+        # all ranks: one with a scale of its own would add what is scaled otherwise.
+        for there in (True, RANK == SIZE - 1):
+            layer = kind.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+            layer.build([1, 1])
+            scaling = around(within(1.0), initial_scale=4.0)
+            optimizer = hvd_keras.PartialDistributedOptimizer(scaling, local_layers=layer)
+            variables = [tf.Variable([[0.0]]), layer.kernel]
+            infinite = tf.constant([[np.inf if RANK == SIZE - 1 else 1.0]])
+            gradients = [tf.constant([[1.0]]), infinite if there else None]
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            assert [float(one.numpy()[0, 0]) for one in variables] == [0.0, 0.0], (within, there)
+            scale = scaling.dynamic_scale if kind is keras else scaling.loss_scale
+            assert float(scale) == 2.0, (within, there, scale)
 
 
 @check
@@ -1289,6 +1363,28 @@ def metrics_of_several_values_are_averaged() -> None:
     for name in ("loss", "f1_score"):
         assert np.allclose(history[name][0], np.mean([one[name] for one in everyone], axis=0))
     assert type(history["loss"][0]) is float and np.shape(history["f1_score"][0]) == (3,)
+
+
+@check
+def models_in_threads_have_their_own_metrics_and_moments() -> None:
+    def averages(factor: float) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
+        logs = {"loss": factor * (RANK + 1.0)}
+        hvd_keras.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+        layer = hvd.SyncBatchNormalization(momentum=0.0)
+        layer(tf.fill([2, 1], factor * (RANK + 1.0)), training=True)
+        optimizer = v1.train.GradientDescentOptimizer(1.0)
+        optimizer = hvd.DistributedOptimizer(optimizer, op=hvd.Adasum)
+        weight = tf.Variable(0.0)
+        optimizer.apply_gradients([(tf.constant(factor), weight)])
+        return logs, layer.moving_mean.numpy(), weight.numpy()
+
+    factors = {"generator": 1.0, "critic": -10.0}
+    trained = [functools.partial(averages, factor) for factor in factors.values()]
+    found = in_threads(*trained, names=list(factors), apart_s=0.1)
+    for factor, (logs, mean, weight) in zip(factors.values(), found, strict=True):
+        assert np.isclose(logs["loss"], factor * MEAN), (factor, found)
+        assert np.isclose(mean, factor * MEAN), (factor, found)
+        assert np.isclose(weight, -factor), (factor, found)
 
 
 @check

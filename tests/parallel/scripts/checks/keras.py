@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import os
@@ -290,8 +291,6 @@ def one_step(optimizer: keras.optimizers.Optimizer) -> np.ndarray:
 
 @check
 def keras_copies_of_an_optimizer_average() -> None:
-    import copy
-
     optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(1.0))
     copied = copy.deepcopy(optimizer)
     made = keras.optimizers.SGD.from_config(optimizer.get_config())
@@ -476,6 +475,31 @@ def keras_ranks_with_more_batches_go_on_without_the_others() -> None:
             weight += velocity
         np.testing.assert_allclose(model.get_weights()[0], [[weight]], rtol=1e-4)
         assert_same_everywhere([np.asarray(v) for v in model.optimizer.variables])
+
+
+@check
+def keras_ranks_that_join_validate_the_weights_that_all_go_on_with() -> None:
+    model = slope_model(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    x, one = np.full((2 + 2 * RANK, 1), RANK + 1.0, "float32"), np.ones((1, 1), "float32")
+    joins, weights = ddl.keras.JoinCallback(), []
+    noted = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: weights.append((float(model.get_weights()[0][0, 0]), logs))
+    )
+    fit = {"batch_size": 1, "epochs": 4, "verbose": 0, "callbacks": [joins, noted]}
+    model.fit(x, x, validation_data=(one, one), validation_freq=2, **fit)
+    # An evaluate() of one rank's own is no end of an epoch, nor is one within an epoch.
+    within = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: model.evaluate(one, one, verbose=0, callbacks=joins)
+    )
+    if RANK == 0:
+        model.evaluate(one, one, verbose=0, callbacks=[joins])
+    fit["callbacks"].append(within)
+    model.fit(x, x, validation_data=(one, one), **fit)
+    assert_same_everywhere([np.array([weight for weight, _ in weights])])
+    # Where some callback evaluates within the epoch, ranks join at its end.
+    for epoch, (weight, logs) in enumerate(weights[:4]):
+        assert ("val_loss" in logs) == (epoch % 2 == 1), (epoch, logs)
+        np.testing.assert_allclose(logs.get("val_loss", weight), weight, rtol=1e-6)
 
 
 @check
@@ -747,6 +771,35 @@ def keras_ranks_without_data_begin_later() -> None:
         optimizer.build(model.trainable_variables)
         ddl.keras.broadcast_variables([*model.weights, *optimizer.variables], root=last)
     assert_same_everywhere(model.get_weights())
+
+
+@check(least=2)
+def keras_optimizers_are_told_apart_alike_where_a_rank_has_no_data_at_first() -> None:
+    """Also those that are made in a thread, and a copy that one rank alone has made."""
+    arrays._joins.clear()
+
+    def made() -> keras.optimizers.Optimizer:
+        return ddl.keras.DistributedOptimizer(keras.optimizers.SGD(1.0))
+
+    def step(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> None:
+        optimizer.apply_gradients([(tf.fill([2], RANK + 1.0), variable)])
+
+    (in_thread,) = in_threads(made, names=["maker"])
+    optimizers = [made(), in_thread, made()]
+    if RANK == 0:
+        copy.deepcopy(optimizers[0])
+    variables = [keras.Variable(np.zeros(2), dtype="float32") for _ in optimizers]
+    for optimizer, variable in zip(optimizers[:2], variables, strict=False):
+        if RANK == SIZE - 1:
+            step(optimizer, variable)
+    last = ddl.join()
+    for optimizer, variable in zip(optimizers, variables, strict=True):
+        optimizer.build([variable])
+        ddl.keras.broadcast_variables([variable, *optimizer.variables], root=last)
+    for optimizer, variable in zip(optimizers[::-1], variables[::-1], strict=True):
+        before = variable.numpy()
+        step(optimizer, variable)
+        np.testing.assert_allclose(variable.numpy(), before - (SIZE + 1) / 2)
 
 
 @check

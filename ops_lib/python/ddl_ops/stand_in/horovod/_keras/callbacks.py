@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 from ddl_ops.environment import PLACEMENT
+from ddl_ops.gradients import name_in_order
 from ddl_ops.keras_callbacks import averaged_metrics
 from ddl_ops.keras_optimizer import BROADCASTS
 
@@ -93,7 +94,9 @@ class MetricAverage:
             return
 
         def average(values: tf.Tensor) -> Any:
-            return evaluated(_allreduce(values, name="MetricAverageCallback", op=Average))
+            # By its name alone it would be another model's, too, that a thread trains beside it.
+            name = name_in_order("MetricAverageCallback")
+            return evaluated(_allreduce(values, name=name, op=Average))
 
         logs.update(averaged_metrics(logs, average))
 

@@ -12,9 +12,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 from ddl_ops import keras_optimizer
-from ddl_ops.gradients import is_reduced, keeping_marks, mark_reduced, was_combined
+from ddl_ops.gradients import (
+    is_reduced,
+    keeping_marks,
+    mark_reduced,
+    was_combined,
+    was_left_local,
+    was_reduced,
+)
 
-from horovod.common.basics import rank, require_initialized
+from horovod.common.basics import Average, rank, require_initialized
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregation
 from horovod.tensorflow.gradient_reduction import DistributedGradients, Reduction
 from horovod.tensorflow.tape import weights_of
@@ -187,7 +194,7 @@ class _Distributed:
     def _reduce_at_once(self: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """For loss scaling, whose decision needs what all ranks have."""
         self._refuse_passes()
-        return self._hvd(self._marked(gradients, variables), variables)
+        return self._hvd.overflowing_alike(self._marked(gradients, variables), variables)
 
     def _refuse_passes(self: Any) -> None:
         if self._agg_helper is not None:
@@ -200,6 +207,7 @@ class _Distributed:
         """Gradients combined over the ranks, or the sums so far: what apply takes as it is."""
         if getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):  # of Keras 2
             self._refuse_passes()
+            return self._hvd.overflowing_alike(list(grads), list(vars))
         combine = self._agg_helper.compute if self._agg_helper else self._hvd
         return list(combine(list(grads), list(vars)))
 
@@ -228,13 +236,28 @@ class _Distributed:
         """With marks on those that are combined already, also where the script has changed them."""
         marked, ranks = list(gradients), self._hvd.reduction.ranks
         for i, variable in enumerate(variables):
-            if not (self._computed_by_script or was_combined(variable, ranks)):
+            combined = self._computed_by_script or was_combined(variable, ranks)
+            if combined is None and marked[i] is not None and not was_reduced(marked[i]):
+                self._refuse_to_combine_again(variable)
+            if not combined:
                 continue
             if not isinstance(marked[i], (tf.Tensor, tf.IndexedSlices, type(None))):
                 # An array has no marks; a variable that the script adds up in would keep its own.
                 marked[i] = tf.convert_to_tensor(marked[i], dtype_hint=variable.dtype)
             mark_reduced(marked[i], ranks)
         return marked
+
+    def _refuse_to_combine_again(self: Any, variable: Any) -> None:
+        """Unless that would change nothing: an average of averages is what these are."""
+        local = self._hvd.is_local(variable) or was_left_local(variable)
+        if self._hvd.reduction.op != Average or self._agg_helper is not None or local:
+            raise ValueError(
+                f"{variable.name}: a DistributedGradientTape has computed its gradient, and so has "
+                "a tape that is not distributed, one of them in a tf.function. Nobody can tell "
+                "whether this gradient is combined already. Compute and apply it in one "
+                "tf.function; or apply what a DistributedGradientTape has computed by an optimizer "
+                "that is not distributed."
+            )
 
     def _combined(self: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         gradients = self._marked(gradients, variables)

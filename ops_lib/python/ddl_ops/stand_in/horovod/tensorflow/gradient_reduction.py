@@ -14,6 +14,7 @@ from ddl_ops import averaging
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.gradients import (
     is_reduced,
+    mark_as,
     mark_reduced,
     name_in_order,
     reduce_gradients,
@@ -190,6 +191,38 @@ class DistributedGradients:
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """See Reduction."""
         return self.reduction(gradients, variables, frozenset(self._local))
+
+    def overflowing_alike(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """As a call, for loss scaling: where a local gradient overflows, those of all ranks do.
+
+        A rank that skipped the step alone would go on with another scale than the others. One more
+        scalar is reduced for that, also by a rank whose local gradients are None.
+        """
+        if not self._local:
+            return self(gradients, variables)
+        pairs = zip(gradients, variables, strict=True)
+        mine = _zero_or_nan([one for one, variable in pairs if self.is_local(variable)])
+        *combined, all_ranks = self([*gradients, mine], [*variables, None])
+        return [_plus(one, all_ranks) for one in combined]
+
+
+def _zero_or_nan(gradients: Sequence[Any]) -> tf.Tensor:
+    """0 if all elements are finite, else NaN, which stays NaN in whatever it is reduced with."""
+    dense = [one.values if isinstance(one, tf.IndexedSlices) else one for one in gradients]
+    finite = [tf.reduce_all(tf.math.is_finite(one)) for one in dense if one is not None]
+    return tf.where(tf.reduce_all(finite), 0.0, float("nan")) if finite else tf.constant(0.0)
+
+
+def _plus(gradient: Any, number: tf.Tensor) -> Any:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values + tf.cast(number, gradient.values.dtype)
+        total = tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    else:
+        total = gradient + tf.cast(number, gradient.dtype)
+    mark_as(total, gradient)
+    return total
 
 
 def note_tape() -> None:

@@ -7,7 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
-from ddl_ops.gradients import mark_reduced, note_explicit_averages, which_are_none
+from ddl_ops.gradients import (
+    mark_reduced,
+    name_in_order,
+    note_explicit_averages,
+    which_are_none,
+)
 
 from horovod.common.basics import Adasum, Average
 from horovod.tensorflow.compression import Compression
@@ -137,7 +142,7 @@ class _DistributedAdasumOptimizer(v1.train.Optimizer):
                 compression=self._compression,
                 op=Adasum,
                 process_set=self._process_set,
-                name=self._name,
+                name=name_in_order(self._name),
             )
             done = []
             for one, start, delta in zip(variables, starts, combined, strict=False):

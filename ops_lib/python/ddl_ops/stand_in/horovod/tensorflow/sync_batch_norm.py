@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from ddl_ops.gradients import name_in_order
 
 from horovod.common.basics import Average, size
 from horovod.tensorflow.reductions import allreduce
@@ -14,10 +15,13 @@ def _over_ranks(mean: Any, variance: Any) -> tuple[Any, Any]:
     """Moments of all ranks' batches, which count equally, from those of this rank's."""
     if size() == 1:
         return mean, variance
-    of_all = allreduce(mean, op=Average, name="SyncBatchNormalization.mean")
+    # By their names alone they would be another layer's, too, that a thread trains beside it.
+    name = name_in_order("SyncBatchNormalization.mean")
+    of_all = allreduce(mean, op=Average, name=name)
     # Not by the mean of the squares, in which a small variance of large values is lost.
     variance += tf.square(mean - of_all)
-    return of_all, allreduce(variance, op=Average, name="SyncBatchNormalization.variance")
+    name = name_in_order("SyncBatchNormalization.variance")
+    return of_all, allreduce(variance, op=Average, name=name)
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):

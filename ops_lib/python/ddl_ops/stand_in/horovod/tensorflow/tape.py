@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
-from ddl_ops.gradients import ALL_RANKS, note_combined
+from ddl_ops.gradients import ALL_RANKS, COMBINES, note_combined
 
 from horovod.common.basics import Average
 from horovod.tensorflow.compression import Compression
@@ -61,7 +61,8 @@ class _DistributedGradientTape(tf.GradientTape):
         variables = tf.nest.flatten(sources)
         for variable in variables:  # a local one's stays as it is
             local = self._hvd.is_local(variable)
-            note_combined(variable, ALL_RANKS if local else self._hvd.reduction.ranks)
+            ranks = ALL_RANKS if local else self._hvd.reduction.ranks
+            note_combined(variable, ranks, local)
         reduced = self._hvd(tf.nest.flatten(gradients), variables)
         return tf.nest.pack_sequence_as(gradients, reduced)
 
@@ -77,6 +78,9 @@ class _DistributedGradientTape(tf.GradientTape):
         pairs = list(zip(tf.nest.flatten(sources), tf.nest.flatten(gradients), strict=True))
         local = [pair for pair in pairs if self._hvd.is_local(pair[0])]
         return local, [pair for pair in pairs if not self._hvd.is_local(pair[0])]
+
+
+setattr(_DistributedGradientTape, COMBINES, True)
 
 
 def DistributedGradientTape(
