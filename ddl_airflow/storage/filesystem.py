@@ -185,14 +185,38 @@ def _write(writer: BinaryIO, body: bytes) -> None:
     os.fsync(writer.fileno())
 
 
-def _share(lock: int, folder: int) -> None:
-    """Lets those lock who may replace what is in the folder."""
-    mode, found = os.fstat(folder).st_mode, os.fstat(lock)
-    wanted = mode & (stat.S_IWGRP | stat.S_IWOTH)
+def _share(file: int, folder: int) -> None:
+    """Gives a new file to those who may replace what is in the folder, whatever the umask."""
+    above, found = os.fstat(folder), os.fstat(file)
+    if found.st_uid != os.geteuid():
+        return
+    wanted = above.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     wanted |= wanted << 1  # to read it
-    if found.st_uid == os.geteuid() and not mode & stat.S_ISVTX and wanted & ~found.st_mode:
+    if not above.st_mode & stat.S_ISVTX and wanted & ~found.st_mode:
         with suppress(OSError):
-            os.fchmod(lock, stat.S_IMODE(found.st_mode) | wanted)
+            os.fchmod(file, stat.S_IMODE(found.st_mode) | wanted)
+    if found.st_uid != above.st_uid:
+        with suppress(OSError):  # only root may give what it has made to the folder's owner
+            os.fchown(file, above.st_uid, -1)
+
+
+def _keep_access(file: int, name: str, folder: int) -> None:
+    """Lets those use a file who may use the one that it is to replace: whoever changes a pointer
+    may be root, or have the umask 077.
+    """
+    try:
+        before = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        before = None
+    if before is None or not stat.S_ISREG(before.st_mode):
+        _share(file, folder)
+        return
+    # As far as that is permitted. One who may not give it away may still have its group.
+    for user, group in ((-1, before.st_gid), (before.st_uid, -1)):
+        with suppress(OSError):
+            os.fchown(file, user, group)
+    with suppress(OSError):
+        os.fchmod(file, before.st_mode & 0o777)
 
 
 def _is_called(lock: int, name: str, folder: int) -> bool:
@@ -556,6 +580,7 @@ class FolderStore:
         opened = self._made_in(final.parent, part, os.O_WRONLY | os.O_EXCL)
         with os_errors(final, needed), opened as (folder, writer):
             try:
+                _keep_access(writer.fileno(), final.name, folder)
                 yield folder, part, writer
             finally:
                 with suppress(FileNotFoundError):
