@@ -303,6 +303,33 @@ def test_a_service_that_heeds_one_condition_alone_is_found_out(client, monkeypat
     assert caplog.text.count("does not write on all conditions: of two processes") == 1
 
 
+@pytest.mark.parametrize("heeds", [True, False])
+def test_a_bucket_that_retains_its_objects_takes_pointers(client, monkeypatch, heeds):
+    """With Object Lock each body has to come with its digest."""
+    monkeypatch.setattr("ddl_airflow.storage.s3._heeds", {})
+    bucket = f"retained-{heeds}".lower()
+    client.create_bucket(Bucket=bucket, ObjectLockEnabledForBucket=True)
+    rule = {"DefaultRetention": {"Mode": "GOVERNANCE", "Days": 1}}
+    client.put_object_lock_configuration(
+        Bucket=bucket,
+        ObjectLockConfiguration={"ObjectLockEnabled": "Enabled", "Rule": rule},
+    )
+
+    def ignore_conditions(params, **_):
+        for name in ("If-None-Match", "If-Match"):
+            params["headers"].pop(name, None)
+
+    if not heeds:
+        client.meta.events.register("before-call.s3.PutObject", ignore_conditions)
+    try:
+        store = S3Store(client, bucket, "results")
+        assert store.put_if("p", b"1", None)
+        assert store.put_if("p", b"2", store.read_version("p")[1])
+    finally:
+        client.meta.events.unregister("before-call.s3.PutObject", ignore_conditions)
+    assert store.read_bytes("p") == b"2"
+
+
 def test_access_is_asked_for_with_the_callers_keys(client):
     client.put_object(Bucket="bucket", Key="access/a", Body=b"content")
     store = S3Store(client, "bucket", "access", "K")
