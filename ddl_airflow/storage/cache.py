@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import random
+import stat
 import time
 import uuid
 import weakref
@@ -26,7 +27,7 @@ from typing import IO, BinaryIO, NamedTuple
 
 from ddl_airflow.core.errors import NoSpace, StagingError, TransferCorrupt
 from ddl_airflow.storage.download import journal_of
-from ddl_airflow.storage.filesystem import os_errors
+from ddl_airflow.storage.filesystem import DISK_FULL, os_errors
 from ddl_airflow.storage.store import (
     CHUNK,
     PIECE,
@@ -398,6 +399,7 @@ class Cache:
             kept = set()
             if locked and store.resumes and obj.size > PIECE:
                 part = _resumed(blob)
+                _make_writable(part)
                 kept = {part.name, journal_of(part).name}
             for name in _names(blob.parent):
                 # Locked: whatever is unfinished belongs to a stager that was killed.
@@ -525,6 +527,14 @@ def _resumed(blob: Path) -> Path:
     return Path(f"{blob}.bytes.part")
 
 
+def _make_writable(part: Path) -> None:
+    """Lets its owner go on with what is read-only because a stager was killed just before it became
+    a blob.
+    """
+    with suppress(FileNotFoundError, PermissionError):  # the latter: of another user
+        part.chmod(stat.S_IMODE(part.stat().st_mode) | stat.S_IWUSR)
+
+
 def _opened(path: str | os.PathLike[str]) -> BinaryIO:
     """A file to be written to, in a folder that is made if it is not there."""
     try:
@@ -547,6 +557,8 @@ def _in_vain(error: BaseException) -> bool:
     """Whether parts that have come are of no use to the next try, or in its way."""
     if isinstance(error, (NoSpace, TransferCorrupt)):
         return True
+    if isinstance(error, OSError):  # over NFS, a full disk is told when the last is flushed
+        return error.errno in DISK_FULL
     return isinstance(error, StagingError) and not error.retryable
 
 

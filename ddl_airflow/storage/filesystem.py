@@ -57,6 +57,7 @@ _log = logging.getLogger(__name__)
 _LOOK_S = 0.1
 _MOST_OF_A_NAME = 1000
 _MOST_REMOVED = 100  # times that a folder goes between being made and being written to
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 _NO_LINKS = (errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)  # of a file, in its folder
 _LOCK_PREFIX = f"{PART_PREFIX}lock-"
@@ -75,7 +76,7 @@ def os_errors(path: Path, needed: int = 0) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        full = exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        full = exc.errno in DISK_FULL
         # Of a copy, a link or a rename: the first is what there is already.
         name = exc.filename2 if full and exc.filename2 is not None else exc.filename
         # What was opened beneath a descriptor is named by its last part alone.
