@@ -322,6 +322,7 @@ class FolderStore:
         self._root = self.path / self.prefix
         self._within = [self.path.resolve()] if within is not None and not within else within
         self._selection = ALL
+        self._passed_over: frozenset[Path] = frozenset()
         self.uri = self._root.as_uri()
 
     @classmethod
@@ -351,6 +352,21 @@ class FolderStore:
         """The same files, of which those that are left out need not be readable, nor be files."""
         store = copy.copy(self)
         store._selection = selection
+        return store
+
+    def private(self) -> list[str]:
+        """Names of the folders here that may not be read."""
+        with os_errors(self._root), os.scandir(self._root) as found:
+            return sorted(
+                one.name
+                for one in found
+                if one.is_dir() and not os.access(one.path, os.R_OK | os.X_OK, effective_ids=True)
+            )
+
+    def without(self, folders: Iterable[str]) -> Self:
+        """The same files, but for those in folders here."""
+        store = copy.copy(self)
+        store._passed_over = frozenset(self._root / name for name in folders)
         return store
 
     def check_writable(self) -> None:
@@ -397,6 +413,8 @@ class FolderStore:
                 f"{folder} links to a folder above itself. Remove the link.", retryable=False
             )
         for path in folder.iterdir():
+            if path in self._passed_over:
+                continue
             try:
                 if path.is_dir():
                     yield from self._walk(path, parents | {here})
