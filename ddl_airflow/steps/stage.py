@@ -30,7 +30,7 @@ from ddl_airflow.lineage.record import (
 from ddl_airflow.steps.base import StepSkipped, StepTry, TransferLog
 from ddl_airflow.steps.job import kept_job
 from ddl_airflow.steps.streaming import check_can_stream, with_digests
-from ddl_airflow.steps.upload import UploadResults, check_folder_of_results
+from ddl_airflow.steps.upload import UploadResults, check_place_of_results
 from ddl_airflow.storage.filesystem import holder_of
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class StageData(StepTry[StageDataStep]):
         self._warn_of_ranks_apart()
         streams = self._streams()
         if self.step.results is not None:  # now, and not after days of training
-            check_folder_of_results(self.step.results, self.site.open_store(self.step.results))
+            check_place_of_results(self.site.open_store(self.step.results), layout.training_id)
         store = self.site.open_store(self.step.dataset)
         listing = list_dataset(store, self.step.selection, self.log.warning)
         self._skip_if_trained(listing.fingerprint, code)
