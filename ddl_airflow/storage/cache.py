@@ -20,10 +20,11 @@ import stat
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, BinaryIO, NamedTuple
+from types import MappingProxyType
+from typing import IO, Any, BinaryIO, NamedTuple
 
 from ddl_airflow.core.errors import NoSpace, StagingError, TransferCorrupt
 from ddl_airflow.storage.download import journal_of
@@ -60,6 +61,7 @@ class _Facts(NamedTuple):
         algorithm: of the digests, as hashlib calls it.
         piece_size: bytes.
         boot: of the host that wrote it, which may not have it on disk; empty: it is there.
+        proved: as ``Fetched`` has it.
     """
 
     changed_ns: int
@@ -68,6 +70,7 @@ class _Facts(NamedTuple):
     algorithm: str = "sha256"
     piece_size: int = PIECE
     boot: str = ""
+    proved: Mapping[str, Any] = MappingProxyType({})
 
 
 class Cache:
@@ -103,15 +106,22 @@ class Cache:
 
     def held(
         self, store: ObjectSource, objects: Iterable[StoredObject]
-    ) -> tuple[list[StoredObject], list[StoredObject]]:
-        """Those that ``holds`` is true of, and which of them ``check_access`` has to ask for."""
-        held, to_ask, caller = [], [], store.caller
+    ) -> tuple[dict[StoredObject, Mapping[str, Any]], list[StoredObject]]:
+        """Those that ``holds`` is true of, with what was ``proved`` of each; and which of them
+        ``check_access`` has to ask for.
+        """
+        held, to_ask, caller = {}, [], store.caller
         for obj in objects:
             if (facts := self._held(store, obj)) is not None:
-                held.append(obj)
+                held[obj] = facts.proved
                 if caller not in facts.callers:
                     to_ask.append(obj)
         return held, to_ask
+
+    def proved(self, store: ObjectSource, obj: StoredObject) -> Mapping[str, Any]:
+        """What was found out of an object when it came: ``Fetched.proved``."""
+        facts = self._facts(self.path(store, obj))
+        return {} if facts is None else facts.proved
 
     def _held(self, store: ObjectSource, obj: StoredObject) -> _Facts | None:
         blob = self.path(store, obj)
@@ -257,7 +267,7 @@ class Cache:
 
     def _keep(self, blob: Path, facts: _Facts) -> None:
         path = self._facts_of(blob)
-        text = json.dumps(facts._asdict()).encode()
+        text = json.dumps(facts._asdict() | {"proved": dict(facts.proved)}).encode()
         with suppress(FileNotFoundError, FileExistsError):
             # Nobody has any. Those that are cut off are as good as none.
             first = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -433,6 +443,7 @@ class Cache:
             fetched.algorithm,
             fetched.piece_size,
             self._boot,
+            fetched.proved,
         )
         self._keep(blob, facts)
         os.replace(part, blob)

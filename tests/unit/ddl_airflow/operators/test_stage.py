@@ -465,6 +465,17 @@ def test_a_bucket_of_results_that_is_not_there_is_found_before_anything_is_train
     assert len(proxy.asked) == asked + 1
 
 
+def test_what_an_etag_was_found_to_be_is_in_the_lineage(stage, layout, context_of, bucket):
+    task, (connection, proxy) = stage(), bucket
+    client = s3_client(proxy.endpoint_url, "key", "secret", "us-east-1")
+    client.put_object(Bucket="results", Key="data/a", Body=b"1")
+    client.close()
+    task.step = replace(task.step, dataset=StoreReference("s3://results/data", connection))
+    task.execute(context_of("staging"))
+    (file,) = read_part(layout, "stage_data")["dataset"]["listing"]
+    assert file == {"key": "a", "size": 1, "etag": file["etag"], "etag_is": "md5"}
+
+
 def test_operator_shows_the_place_and_never_the_keys(tmp_path):
     connection = Connection(
         endpoint_url="http://127.0.0.1:9",
