@@ -19,7 +19,7 @@ from ddl_airflow.lineage.index import FOLDER, lost
 from ddl_airflow.lineage.production import dags_among
 from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.lineage.story import printable
-from ddl_airflow.storage.publication import PUBLICATION, marker_of, published_at
+from ddl_airflow.storage.publication import PUBLICATION, marker_of, published_at, results_in
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore
 
 
@@ -68,7 +68,7 @@ def _is_results(place: ObjectStore) -> bool:
     """
     if any(place.exists(key) for key in (SUCCESS, RETIRED, LINEAGE)):
         return False
-    keys = [obj.key for obj in place.list()]
+    keys = [obj.key for obj in results_in(place)]
     names = {key.partition("/")[0] for key in keys}
     if any(re.fullmatch(PUBLICATION, name) for name in (*names, place.uri.rpartition("/")[2])):
         return False

@@ -38,7 +38,7 @@ from ddl_airflow.lineage.production import (
     pointers_of,
 )
 from ddl_airflow.lineage.record import LINEAGE
-from ddl_airflow.storage.publication import PUBLICATION, marker_of, published_at
+from ddl_airflow.storage.publication import PUBLICATION, marker_of, published_at, results_in
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore
 
 SCHEMA = "ddl-airflow/index/1"
@@ -216,7 +216,7 @@ def lost(store: ObjectStore, training_id: str = "", dag_ids: Iterable[str] = ())
     index = _with(found[0] if found else {}, new.values())
     asked = {*dag_ids, *(one["dag_id"] for one in index.values() if "dag_id" in one)}
     pointer, notes = pointers_of(store), []
-    keys = [] if training_id else [obj.key for obj in store.list()]
+    keys = [] if training_id else [obj.key for obj in results_in(store)]
     for dag_id in dags_among(keys):
         try:
             _named(pointer, [dag_id])
@@ -229,7 +229,8 @@ def lost(store: ObjectStore, training_id: str = "", dag_ids: Iterable[str] = ())
             knows.setdefault(name, []).append("the index")
     prefix = f"{training_id}/" if training_id else ""
     # After the pointers: what they name was there before they named it.
-    listed = (prefix + obj.key for obj in (store.at(training_id) if prefix else store).list())
+    found_there = store.at(training_id).list() if prefix else results_in(store)
+    listed = (prefix + obj.key for obj in found_there)
     there = {key.rpartition("/")[0] for key in listed if key.endswith((SUCCESS, RETIRED, LINEAGE))}
     of_it = {name: who for name, who in sorted(knows.items()) if name.startswith(prefix)}
     return Lost(len(of_it), {name: who for name, who in of_it.items() if name not in there}, notes)
@@ -453,7 +454,7 @@ def _marked(store: ObjectStore, training_id: str = "") -> dict[str, float]:
     marked: dict[str, float] = {}
     recorded: set[str] = set()
     try:
-        listed = store.at(training_id).list() if training_id else store.list()
+        listed = store.at(training_id).list() if training_id else results_in(store)
     except StagingError:
         if training_id:  # nothing yet, or a name that none has
             return {}

@@ -21,7 +21,13 @@ from typing import Any
 from ddl_airflow.core.errors import NoSuchModel, QualityTooLow, StagingError
 from ddl_airflow.core.metrics import Measurement
 from ddl_airflow.lineage.record import LINEAGE, in_digests_of
-from ddl_airflow.storage.publication import PUBLICATION, missing_from, publications, restore
+from ddl_airflow.storage.publication import (
+    PUBLICATION,
+    missing_from,
+    publications,
+    restore,
+    results_in,
+)
 from ddl_airflow.storage.store import ObjectStore
 
 LATEST = "latest"
@@ -94,7 +100,7 @@ def pointers_of(store: ObjectStore) -> ReadPointer:
 
 def dags_in(store: ObjectStore) -> list[str]:
     """Ids of the DAGs whose results are there, as the pointers' places say."""
-    return dags_among(one.key for one in store.list())
+    return dags_among(one.key for one in results_in(store))
 
 
 def dags_among(keys: Iterable[str]) -> list[str]:

@@ -183,7 +183,9 @@ def data_changes(
     """How the data in a store differ from those of the record.
 
     One that has another ETag, as in a copy, is read, where the record has its digest: one of its
-    own, or as the ETag that a bucket gave it.
+    own, or as the ETag that a bucket gave it. An ETag need not be one: with keys of a key service
+    it is none, and of parts it is only known where their size is. What was found out of that when
+    the data were staged is in the record, too.
 
     Args:
         record: of the model.
@@ -224,7 +226,7 @@ def _is_changed(before: Record, now: StoredObject, store: ObjectStore) -> bool |
         return True
     if "sha256" in before:
         return object_sha256(store, now) != str(before["sha256"])
-    digests = _digests_of(etag, now.size)
+    digests, known = _digests_of(before, now.size)
     if not digests:
         return None
 
@@ -233,22 +235,27 @@ def _is_changed(before: Record, now: StoredObject, store: ObjectStore) -> bool |
             one.update(chunk)
 
     store.read(now, take)
-    return etag not in {one.hexdigest() for one in digests}
+    if etag in {one.hexdigest() for one in digests}:
+        return False
+    return True if known else None
 
 
-def _digests_of(etag: str, size: int) -> list[Any]:
-    """What an object's ETag may be: the MD5 of its content, or that of parts as usual uploaders
-    make them; empty: no digest.
+def _digests_of(before: Record, size: int) -> tuple[list[Any], bool]:
+    """What an object's ETag may be: the MD5 of its content, or that of parts of some size; and
+    whether it is known to be that. None of them: it is no digest.
     """
     from ddl_airflow.storage.s3_get import USUAL_PART_SIZES  # only who compares needs it
 
-    match = re.fullmatch(r"[0-9a-f]{32}(?:-(\d+))?", etag)
+    match = re.fullmatch(r"[0-9a-f]{32}(?:-(\d{1,5}))?", str(before["etag"]))
     if match is None:
-        return []
+        return [], False
+    known, part_size = before.get("etag_is") == "md5", before.get("part_size")
     if match[1] is None:
-        return [hashlib.md5(usedforsecurity=False)]
+        return [hashlib.md5(usedforsecurity=False)], known
+    known = known and isinstance(part_size, int) and part_size > 0
+    sizes: tuple[Any, ...] = (part_size,) if known else USUAL_PART_SIZES
     parts = int(match[1])
-    return [PartsMd5(each) for each in USUAL_PART_SIZES if -(-size // each) == parts]
+    return [PartsMd5(each) for each in sizes if -(-size // each) == parts], known
 
 
 def objects_of(record: Record, store: ObjectStore) -> list[StoredObject]:

@@ -33,6 +33,7 @@ from ddl_airflow.storage.publication import (
     marker_of,
     published_at,
     restore,
+    results_in,
     retire,
     unfinished_in,
 )
@@ -63,7 +64,7 @@ def clean_results(
     Raises:
         StagingError: as ``ObjectStore`` does.
     """
-    listed = store.list()
+    listed = results_in(store)
     found: dict[str, dict[str, StoredObject]] = defaultdict(dict)
     for obj in listed:
         if match := _PUBLISHED.fullmatch(obj.key):

@@ -29,14 +29,14 @@ from ddl_airflow.lineage.record import (
 )
 from ddl_airflow.steps.base import StepSkipped, StepTry, TransferLog
 from ddl_airflow.steps.job import kept_job
-from ddl_airflow.steps.streaming import check_can_stream, with_digests
-from ddl_airflow.steps.upload import UploadResults, check_folder_of_results
+from ddl_airflow.steps.streaming import check_can_stream, with_digests, with_proved
+from ddl_airflow.steps.upload import UploadResults, check_place_of_results
 from ddl_airflow.storage.filesystem import holder_of
 
 if TYPE_CHECKING:
     from ddl_airflow.storage.cache import Cache
     from ddl_airflow.storage.code import CodeSnapshot
-    from ddl_airflow.storage.staging import Listing
+    from ddl_airflow.storage.staging import Listing, StagedDataset
     from ddl_airflow.storage.store import ObjectSource, ObjectStore, StoredObject
 
 # For ranks that were told to end, when train was cleared as well.
@@ -90,7 +90,7 @@ class StageData(StepTry[StageDataStep]):
         self._warn_of_ranks_apart()
         streams = self._streams()
         if self.step.results is not None:  # now, and not after days of training
-            check_folder_of_results(self.step.results, self.site.open_store(self.step.results))
+            check_place_of_results(self.site.open_store(self.step.results), layout.training_id)
         store = self.site.open_store(self.step.dataset)
         listing = list_dataset(store, self.step.selection, self.log.warning)
         self._skip_if_trained(listing.fingerprint, code)
@@ -110,7 +110,8 @@ class StageData(StepTry[StageDataStep]):
                 *(len(files), _mib(listing.objects), listing.fingerprint),
             )
         else:
-            packed = self._stage(store, listing)
+            staged, packed = self._stage(store, listing)
+            files = with_proved(files, staged.files)
             if self.step.prove:
                 files = with_digests(layout, files, packed)
             else:  # what lies there only unpacked cannot be read later
@@ -148,8 +149,10 @@ class StageData(StepTry[StageDataStep]):
             return is_unpacked(store, cache, obj)
         return cache.holds(store, obj)
 
-    def _stage(self, store: ObjectStore, listing: Listing) -> Mapping[str, str]:
-        """Returns the SHA-256 in hex of what is there only unpacked, by key."""
+    def _stage(
+        self, store: ObjectStore, listing: Listing
+    ) -> tuple[StagedDataset, Mapping[str, str]]:
+        """Returns also the SHA-256 in hex of what is there only unpacked, by key."""
         from ddl_airflow.storage.cache import Cache
         from ddl_airflow.storage.staging import stage
         from ddl_airflow.storage.unpacked import unpack
@@ -180,7 +183,7 @@ class StageData(StepTry[StageDataStep]):
             *(len(dataset.files), dataset.nbytes / 2**20, dataset.fetched, dataset.reused),
             dataset.fingerprint,
         )
-        return packed
+        return dataset, packed
 
     def _streams(self) -> bool:
         """Whether ``train`` brings the data. Raises SubmitFailed if its launcher cannot."""

@@ -8,7 +8,7 @@ one. Only a training whose data have all come, as they were listed, ends well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.fingerprint import file_sha256
 
 if TYPE_CHECKING:
+    from ddl_airflow.storage.staging import StagedDataset, StagedFile
     from ddl_airflow.storage.stream import Stream
 
 _FIELD = "training_data_reference.stream"
@@ -86,7 +87,7 @@ def check_all_read(stream: Stream, job: JobHandle) -> None:
         )
 
 
-def wait_for_rest(stream: Stream, go_on: Callable[[], bool], log: Any) -> None:
+def wait_for_rest(stream: Stream, go_on: Callable[[], bool], log: Any) -> StagedDataset:
     """Waits until all are there: the lineage names them, and later steps may read them.
 
     Raises:
@@ -107,6 +108,17 @@ def wait_for_rest(stream: Stream, go_on: Callable[[], bool], log: Any) -> None:
         *(len(dataset.files), dataset.nbytes / 2**20, dataset.fetched, dataset.reused),
         dataset.fingerprint,
     )
+    return dataset
+
+
+def with_proved(
+    files: Sequence[Mapping[str, Any]], staged: Iterable[StagedFile]
+) -> list[dict[str, Any]]:
+    """Files of a dataset, as the lineage lists them, each with what was found out when it came: by
+    what a copy of it can be told from another content.
+    """
+    proved = {file.key: file.proved for file in staged}
+    return [{**file, **proved.get(str(file["key"]), {})} for file in files]
 
 
 def with_digests(

@@ -54,12 +54,14 @@ from ddl_airflow.steps.streaming import (
     streamed,
     wait_for_rest,
     with_digests,
+    with_proved,
 )
 from ddl_airflow.storage.filesystem import alone_in, lock_of, paths_below
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ddl_airflow.storage.staging import StagedDataset
     from ddl_airflow.storage.stream import Stream
 
 # What may come of reading statistics that a script has written itself.
@@ -188,7 +190,7 @@ class Train(ScriptTry[TrainStep]):
             if not self._may_go_on():
                 begin_training(layout, anew=True)
             if not isinstance(chosen, Scheduler):
-                stream = None
+                stream = came = None
                 if self.step.stream:
                     stream = held.enter_context(streamed(self.step, layout, self.site, self.log))
                 running = RunningJob(chosen, self.log, stream)
@@ -198,9 +200,9 @@ class Train(ScriptTry[TrainStep]):
                 with saves.saved(lambda: not running.cancelled) if saves else nullcontext():
                     handle = self._run_here(running, replace(job, inherits=(lock,)))
                 if stream is not None:
-                    self._end_stream(stream, handle, running)
+                    came = self._end_stream(stream, handle, running)
                 self._keep_experiment()
-                return self._result(handle, running.progress)
+                return self._result(handle, running.progress, came)
         # From here on the job holds the place itself, while it runs.
         scheduled = self._scheduled(chosen)
         self.context.set_job(scheduled)
@@ -226,13 +228,13 @@ class Train(ScriptTry[TrainStep]):
             self.step, self.layout, self.site, self.log, self.context.try_number
         )
 
-    def _end_stream(self, stream: Stream, job: JobHandle, running: RunningJob) -> None:
+    def _end_stream(self, stream: Stream, job: JobHandle, running: RunningJob) -> StagedDataset:
         try:
             check_all_read(stream, job)
         except TrainedOnPart:
             self.layout.restart_requested.touch()  # what that led to is nothing to go on from
             raise
-        wait_for_rest(stream, lambda: not running.cancelled, self.log)
+        return wait_for_rest(stream, lambda: not running.cancelled, self.log)
 
     def _run_here(self, running: RunningJob, job: JobSpec) -> JobHandle:
         """Runs the job, and again while it has to make room."""
@@ -365,7 +367,9 @@ class Train(ScriptTry[TrainStep]):
         assert isinstance(chosen, Scheduler), chosen.kind
         return ScheduledJob(chosen, self.log, self.layout.scheduled_job)
 
-    def _result(self, job: JobHandle, progress: Progress) -> dict[str, Any]:
+    def _result(
+        self, job: JobHandle, progress: Progress, came: StagedDataset | None = None
+    ) -> dict[str, Any]:
         layout = self.layout
         self._say_communication()
         self._warn_of_shared_files(job)
@@ -383,9 +387,12 @@ class Train(ScriptTry[TrainStep]):
         self.log.info("goodput | %s", goodput_line(used))
         earlier = went_on_from(layout)
         dataset = {}
-        if self.step.stream and self.step.prove:
+        if came is not None:  # while the ranks trained
             listed = read_part(layout, "stage_data")["dataset"]["listing"]
-            dataset = {"dataset": {"listing": with_digests(layout, listed)}}
+            listing = with_proved(listed, came.files)
+            if self.step.prove:
+                listing = with_digests(layout, listing)
+            dataset = {"dataset": {"listing": listing}}
         # It counts once the part is there.
         ended_in = str(self.context.try_number).encode()
         write_beneath(layout.trained_in, layout.workspace, ended_in)

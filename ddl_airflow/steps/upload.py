@@ -21,7 +21,7 @@ from ddl_airflow.core.errors import (
     TransformError,
 )
 from ddl_airflow.core.metrics import Measurement, deciding
-from ddl_airflow.core.plan import StoreReference, UploadResultsStep
+from ddl_airflow.core.plan import UploadResultsStep
 from ddl_airflow.evidence.names import EVIDENCE
 from ddl_airflow.lineage.compare import CODE
 from ddl_airflow.lineage.index import add, begin
@@ -72,11 +72,8 @@ class UploadResults(StepTry[UploadResultsStep]):
 
     def rehearse(self) -> str:
         """Where to. A bucket is asked whether it is there, and for us."""
-        reference = self.step.results
-        store = self.site.open_store(reference)
-        check_folder_of_results(reference, store)
-        if reference.connection is not None:
-            store.at(self.layout.training_id).list()
+        store = self.site.open_store(self.step.results)
+        check_place_of_results(store, self.layout.training_id)
         return f"would publish to {store.uri}/{self.layout.training_id}"
 
     def run(self) -> dict[str, Any]:
@@ -347,10 +344,21 @@ class UploadResults(StepTry[UploadResultsStep]):
         return False
 
 
-def check_folder_of_results(reference: StoreReference, store: ObjectStore) -> None:
-    """Raises AccessDenied if the folder that the reference names can neither be used nor made."""
-    if reference.connection is None and isinstance(store, FolderStore):
-        store.check_writable()
+def check_place_of_results(store: ObjectStore, training_id: str) -> None:
+    """Looks whether a training could publish there; costs a bucket one small request.
+
+    Raises:
+        StagingError: a folder can neither be used nor made; there is no such bucket, or none for
+            these keys.
+    """
+    try:
+        if isinstance(store, FolderStore):
+            store.check_writable()
+        else:
+            store.at(training_id).exists(SUCCESS)
+    except StagingError as error:
+        said = f"training_results_reference: {error}"
+        raise type(error)(said, retryable=error.retryable) from error
 
 
 def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[tuple[Path, str]]]:

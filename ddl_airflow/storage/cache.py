@@ -16,17 +16,19 @@ import json
 import logging
 import os
 import random
+import stat
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, BinaryIO, NamedTuple
+from types import MappingProxyType
+from typing import IO, Any, BinaryIO, NamedTuple
 
 from ddl_airflow.core.errors import NoSpace, StagingError, TransferCorrupt
 from ddl_airflow.storage.download import journal_of
-from ddl_airflow.storage.filesystem import os_errors
+from ddl_airflow.storage.filesystem import DISK_FULL, os_errors
 from ddl_airflow.storage.store import (
     CHUNK,
     PIECE,
@@ -59,6 +61,7 @@ class _Facts(NamedTuple):
         algorithm: of the digests, as hashlib calls it.
         piece_size: bytes.
         boot: of the host that wrote it, which may not have it on disk; empty: it is there.
+        proved: as ``Fetched`` has it.
     """
 
     changed_ns: int
@@ -67,6 +70,7 @@ class _Facts(NamedTuple):
     algorithm: str = "sha256"
     piece_size: int = PIECE
     boot: str = ""
+    proved: Mapping[str, Any] = MappingProxyType({})
 
 
 class Cache:
@@ -102,15 +106,22 @@ class Cache:
 
     def held(
         self, store: ObjectSource, objects: Iterable[StoredObject]
-    ) -> tuple[list[StoredObject], list[StoredObject]]:
-        """Those that ``holds`` is true of, and which of them ``check_access`` has to ask for."""
-        held, to_ask, caller = [], [], store.caller
+    ) -> tuple[dict[StoredObject, Mapping[str, Any]], list[StoredObject]]:
+        """Those that ``holds`` is true of, with what was ``proved`` of each; and which of them
+        ``check_access`` has to ask for.
+        """
+        held, to_ask, caller = {}, [], store.caller
         for obj in objects:
             if (facts := self._held(store, obj)) is not None:
-                held.append(obj)
+                held[obj] = facts.proved
                 if caller not in facts.callers:
                     to_ask.append(obj)
         return held, to_ask
+
+    def proved(self, store: ObjectSource, obj: StoredObject) -> Mapping[str, Any]:
+        """What was found out of an object when it came: ``Fetched.proved``."""
+        facts = self._facts(self.path(store, obj))
+        return {} if facts is None else facts.proved
 
     def _held(self, store: ObjectSource, obj: StoredObject) -> _Facts | None:
         blob = self.path(store, obj)
@@ -256,7 +267,7 @@ class Cache:
 
     def _keep(self, blob: Path, facts: _Facts) -> None:
         path = self._facts_of(blob)
-        text = json.dumps(facts._asdict()).encode()
+        text = json.dumps(facts._asdict() | {"proved": dict(facts.proved)}).encode()
         with suppress(FileNotFoundError, FileExistsError):
             # Nobody has any. Those that are cut off are as good as none.
             first = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -398,6 +409,7 @@ class Cache:
             kept = set()
             if locked and store.resumes and obj.size > PIECE:
                 part = _resumed(blob)
+                _make_writable(part)
                 kept = {part.name, journal_of(part).name}
             for name in _names(blob.parent):
                 # Locked: whatever is unfinished belongs to a stager that was killed.
@@ -431,6 +443,7 @@ class Cache:
             fetched.algorithm,
             fetched.piece_size,
             self._boot,
+            fetched.proved,
         )
         self._keep(blob, facts)
         os.replace(part, blob)
@@ -525,6 +538,14 @@ def _resumed(blob: Path) -> Path:
     return Path(f"{blob}.bytes.part")
 
 
+def _make_writable(part: Path) -> None:
+    """Lets its owner go on with what is read-only because a stager was killed just before it became
+    a blob.
+    """
+    with suppress(FileNotFoundError, PermissionError):  # the latter: of another user
+        part.chmod(stat.S_IMODE(part.stat().st_mode) | stat.S_IWUSR)
+
+
 def _opened(path: str | os.PathLike[str]) -> BinaryIO:
     """A file to be written to, in a folder that is made if it is not there."""
     try:
@@ -547,6 +568,8 @@ def _in_vain(error: BaseException) -> bool:
     """Whether parts that have come are of no use to the next try, or in its way."""
     if isinstance(error, (NoSpace, TransferCorrupt)):
         return True
+    if isinstance(error, OSError):  # over NFS, a full disk is told when the last is flushed
+        return error.errno in DISK_FULL
     return isinstance(error, StagingError) and not error.retryable
 
 

@@ -331,8 +331,19 @@ class CloudStore(ABC):
 
     def put_if(self, key: str, body: bytes, version: str | None) -> bool:
         """Stores it on the condition, which the store heeds in one step."""
-        with self._errors(key, len(body)):
-            return self._store_if(self._name(key), body, version)
+        tries, done = 0, False
+
+        def send() -> None:
+            nonlocal tries, done
+            tries += 1
+            with self._errors(key, len(body)):
+                done = self._store_if(self._name(key), body, version)
+
+        self._tried(send, _nothing)
+        if not done and tries > 1:  # it may have been ours, in a try whose answer was lost
+            now = self.read_version(key)
+            done = now is not None and now[0] == body
+        return done
 
     def exists(self, key: str) -> bool:
         """Whether there is such an object. By listing: only that tells of a missing bucket."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from ddl_airflow.core.errors import StagingError, TransferCorrupt
 from ddl_airflow.storage import lanes
@@ -63,6 +63,16 @@ class Check:
         if self.proof and (self.sure is None or self.sure()):
             raise ValueError(f"{self.name} is {found}, not {self.expected}")
         return "size"
+
+    def proved(self, result: str) -> dict[str, Any]:
+        """``Fetched.proved``, once the digest gave that result."""
+        if result == "sha256":
+            return {"sha256": self.expected}
+        if result == "md5":
+            return {"etag_is": "md5"}
+        if result == "md5-of-parts" and self.part_size:
+            return {"etag_is": "md5", "part_size": self.part_size}
+        return {}
 
 
 class RangesIgnored(StagingError):
@@ -236,10 +246,11 @@ def _bring_at_once(
         if check.name == algorithm:
             if digest != check.expected:
                 raise ValueError(f"{check.name} is {digest}, not {check.expected}")
-            return Fetched(check.name, fetched, algorithm)
+            return Fetched(check.name, fetched, algorithm, proved=check.proved(check.name))
         if check.digest:
             check.digest.update(part)
-        return Fetched(check.result(), fetched)
+        result = check.result()
+        return Fetched(result, fetched, proved=check.proved(result))
 
 
 def _bring_in_order(
@@ -263,7 +274,8 @@ def _bring_in_order(
 
     with lanes.buffers.one(PIECE, advance) as buffer:
         source.read_in_order(buffer[:PIECE], take, lambda _: advance(0))
-    return Fetched(check.result(), fetched, piece_size=PIECE)
+    result = check.result()
+    return Fetched(result, fetched, piece_size=PIECE, proved=check.proved(result))
 
 
 def _bring_in_lanes(
@@ -284,7 +296,8 @@ def _bring_in_lanes(
         fetched[number] = digest
 
     Lanes(file.size, PIECE, bring, check.digest, advance).run()
-    return Fetched(check.result(), fetched, piece_size=PIECE)
+    result = check.result()
+    return Fetched(result, fetched, piece_size=PIECE, proved=check.proved(result))
 
 
 def _bring_in_parts(
@@ -318,8 +331,8 @@ def _bring_in_parts(
 
     Lanes(file.size, size, bring, None, advance, memory=_BLOCK).run()
     md5s = hashlib.md5(b"".join(map(bytes.fromhex, fetched)), usedforsecurity=False)
-    said = replace(check, digest=md5s, expected=check.expected.partition("-")[0]).result()
-    return Fetched(said, fetched, "md5", size)
+    result = replace(check, digest=md5s, expected=check.expected.partition("-")[0]).result()
+    return Fetched(result, fetched, "md5", size, check.proved(result))
 
 
 class _PartFile:

@@ -57,6 +57,7 @@ _log = logging.getLogger(__name__)
 _LOOK_S = 0.1
 _MOST_OF_A_NAME = 1000
 _MOST_REMOVED = 100  # times that a folder goes between being made and being written to
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 _NO_LINKS = (errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)  # of a file, in its folder
 _LOCK_PREFIX = f"{PART_PREFIX}lock-"
@@ -75,7 +76,7 @@ def os_errors(path: Path, needed: int = 0) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        full = exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        full = exc.errno in DISK_FULL
         # Of a copy, a link or a rename: the first is what there is already.
         name = exc.filename2 if full and exc.filename2 is not None else exc.filename
         # What was opened beneath a descriptor is named by its last part alone.
@@ -185,14 +186,38 @@ def _write(writer: BinaryIO, body: bytes) -> None:
     os.fsync(writer.fileno())
 
 
-def _share(lock: int, folder: int) -> None:
-    """Lets those lock who may replace what is in the folder."""
-    mode, found = os.fstat(folder).st_mode, os.fstat(lock)
-    wanted = mode & (stat.S_IWGRP | stat.S_IWOTH)
+def _share(file: int, folder: int) -> None:
+    """Gives a new file to those who may replace what is in the folder, whatever the umask."""
+    above, found = os.fstat(folder), os.fstat(file)
+    if found.st_uid != os.geteuid():
+        return
+    wanted = above.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     wanted |= wanted << 1  # to read it
-    if found.st_uid == os.geteuid() and not mode & stat.S_ISVTX and wanted & ~found.st_mode:
+    if not above.st_mode & stat.S_ISVTX and wanted & ~found.st_mode:
         with suppress(OSError):
-            os.fchmod(lock, stat.S_IMODE(found.st_mode) | wanted)
+            os.fchmod(file, stat.S_IMODE(found.st_mode) | wanted)
+    if found.st_uid != above.st_uid:
+        with suppress(OSError):  # only root may give what it has made to the folder's owner
+            os.fchown(file, above.st_uid, -1)
+
+
+def _keep_access(file: int, name: str, folder: int) -> None:
+    """Lets those use a file who may use the one that it is to replace: whoever changes a pointer
+    may be root, or have the umask 077.
+    """
+    try:
+        before = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        before = None
+    if before is None or not stat.S_ISREG(before.st_mode):
+        _share(file, folder)
+        return
+    # As far as that is permitted. One who may not give it away may still have its group.
+    for user, group in ((-1, before.st_gid), (before.st_uid, -1)):
+        with suppress(OSError):
+            os.fchown(file, user, group)
+    with suppress(OSError):
+        os.fchmod(file, before.st_mode & 0o777)
 
 
 def _is_called(lock: int, name: str, folder: int) -> bool:
@@ -297,6 +322,7 @@ class FolderStore:
         self._root = self.path / self.prefix
         self._within = [self.path.resolve()] if within is not None and not within else within
         self._selection = ALL
+        self._passed_over: frozenset[Path] = frozenset()
         self.uri = self._root.as_uri()
 
     @classmethod
@@ -326,6 +352,21 @@ class FolderStore:
         """The same files, of which those that are left out need not be readable, nor be files."""
         store = copy.copy(self)
         store._selection = selection
+        return store
+
+    def private(self) -> list[str]:
+        """Names of the folders here that may not be read."""
+        with os_errors(self._root), os.scandir(self._root) as found:
+            return sorted(
+                one.name
+                for one in found
+                if one.is_dir() and not os.access(one.path, os.R_OK | os.X_OK, effective_ids=True)
+            )
+
+    def without(self, folders: Iterable[str]) -> Self:
+        """The same files, but for those in folders here."""
+        store = copy.copy(self)
+        store._passed_over = frozenset(self._root / name for name in folders)
         return store
 
     def check_writable(self) -> None:
@@ -372,6 +413,8 @@ class FolderStore:
                 f"{folder} links to a folder above itself. Remove the link.", retryable=False
             )
         for path in folder.iterdir():
+            if path in self._passed_over:
+                continue
             try:
                 if path.is_dir():
                     yield from self._walk(path, parents | {here})
@@ -556,6 +599,7 @@ class FolderStore:
         opened = self._made_in(final.parent, part, os.O_WRONLY | os.O_EXCL)
         with os_errors(final, needed), opened as (folder, writer):
             try:
+                _keep_access(writer.fileno(), final.name, folder)
                 yield folder, part, writer
             finally:
                 with suppress(FileNotFoundError):

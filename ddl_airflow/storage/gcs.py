@@ -213,7 +213,7 @@ class GcsStore(CloudStore):
                 if_generation_match=int(version or 0),  # 0: there is none
                 timeout=TIMEOUT,
                 checksum="md5",
-                retry=_retry(),
+                retry=None,
             )
         except PreconditionFailed:
             return False

@@ -11,11 +11,18 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ddl_airflow.core.errors import SourceMissing, StagingError, TransferCorrupt
-from ddl_airflow.storage.filesystem import os_errors
+from ddl_airflow.core.errors import (
+    AccessDenied,
+    SourceMissing,
+    StagingError,
+    TransferCorrupt,
+)
+from ddl_airflow.core.layout import OWN_EXPERIMENT
+from ddl_airflow.storage.filesystem import FolderStore, os_errors
 from ddl_airflow.storage.fingerprint import file_sha256, object_sha256
 from ddl_airflow.storage.marker import sealed
 from ddl_airflow.storage.store import (
@@ -188,6 +195,46 @@ def _key_in_publication(key: str) -> str:
     """The rest of a key that begins with a publication's name; empty: it does not."""
     name, _, rest = key.partition("/")
     return rest if re.fullmatch(PUBLICATION, name) else ""
+
+
+def results_in(store: ObjectStore) -> list[StoredObject]:
+    """All objects of a place of results.
+
+    A folder beside the trainings that may not be read is passed over, with a warning: at the top of
+    a disk ``lost+found`` is root's alone. One of a training, or of a DAG's pointers, is not.
+
+    Raises:
+        StagingError: as ``ObjectStore.list``.
+    """
+    try:
+        return store.list()
+    except AccessDenied:
+        if not isinstance(store, FolderStore):
+            raise
+        names = store.names()
+        private = [name for name in store.private() if not _may_be_ours(name, names)]
+        if not private:
+            raise
+    for name in private:
+        _warn_of_private(f"{store.uri}/{name}")
+    return store.without(private).list()
+
+
+def _may_be_ours(name: str, names: Iterable[str]) -> bool:
+    """Whether a folder may be of a training, or of a DAG that has trainings among those names."""
+    if name.startswith("_") or re.fullmatch(f"{PUBLICATION}|{OWN_EXPERIMENT}", name):
+        return True
+    return any(other.startswith(f"{name}-") for other in names)
+
+
+@cache
+def _warn_of_private(place: str) -> None:
+    """Once in a process, which may list the same place time and again."""
+    _log.warning(
+        "%s is passed over: it may not be read, and is called neither as a training nor as a DAG "
+        "that has trainings there",
+        place,
+    )
 
 
 def publications(target: ObjectStore) -> dict[str, dict[str, Any]]:

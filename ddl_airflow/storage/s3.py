@@ -6,6 +6,7 @@ by default: several compatible services refuse those (Ceph 16 answers 411).
 
 from __future__ import annotations
 
+import base64
 import builtins
 import hashlib
 import json
@@ -383,13 +384,14 @@ class S3Store:
             "Bucket": self.bucket,
             "Key": self._key(key),
             "ContentType": content_type(key),
+            **_with_md5(body),
         }
         with self._errors(key, len(body)):
             if not condition.keys() <= self._heeded(key):
-                self._client.put_object(**name, Body=body)
+                self._client.put_object(**name)
                 return True
             try:
-                self._client.put_object(**name, Body=body, **condition)
+                self._client.put_object(**name, **condition)
             except ClientError as error:
                 if _status(error) in (404, 409, 412):  # deleted, being changed, or has changed
                     return False
@@ -405,15 +407,16 @@ class S3Store:
 
         place = (self.endpoint, self.bucket)
         if place not in _heeds:
-            probe = {"Bucket": self.bucket, "Key": self._key(f"{key}{_PROBE}"), "Body": b""}
+            name = {"Bucket": self.bucket, "Key": self._key(f"{key}{_PROBE}")}
+            probe = name | _with_md5(b"")
             heeded = set()
             # The first may make it. No content has the last one's ETag.
-            for name, value in (*2 * [("IfNoneMatch", "*")], ("IfMatch", f'"{"0" * 32}"')):
+            for condition, value in (*2 * [("IfNoneMatch", "*")], ("IfMatch", f'"{"0" * 32}"')):
                 try:
-                    self._client.put_object(**probe, **{name: value})
+                    self._client.put_object(**probe, **{condition: value})
                 except ClientError as error:
                     if _status(error) in (409, 412):
-                        heeded.add(name)
+                        heeded.add(condition)
                     elif _status(error) != 501:
                         raise
             if len(heeded) < 2:
@@ -478,6 +481,14 @@ def _object(start: int, said: Mapping[str, str]) -> StoredObject:
     modified = datetime.fromisoformat(said["LastModified"]).timestamp()
     size, etag = int(said["Size"]), said["ETag"].strip('"')
     return StoredObject(said["Key"][start:], size, etag, modified)
+
+
+def _with_md5(body: bytes) -> dict[str, Any]:
+    """A body, and the digest of it that buckets with Object Lock ask for: the one that compatible
+    services know as well. Source: Amazon S3 API reference, PutObject, Content-MD5.
+    """
+    md5 = hashlib.md5(body, usedforsecurity=False).digest()
+    return {"Body": body, "ContentMD5": base64.b64encode(md5).decode()}
 
 
 def _status(error: Any) -> int:

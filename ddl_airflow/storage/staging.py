@@ -10,9 +10,9 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError
 from ddl_airflow.core.selection import ALL, Selection
@@ -48,12 +48,14 @@ class StagedFile:
         size: bytes.
         etag: as the store lists it.
         checked: "sha256", "md5", "md5-of-parts", "size", or "cache" if it was there before.
+        proved: what was found out of it when it came, as ``Fetched`` has it.
     """
 
     key: str
     size: int
     etag: str
     checked: str
+    proved: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ def stage(
             asking.advance(0)  # raises if nobody wants the data any more
 
         for_each(to_ask, ask, workers, asking)
-        damaged = cache.drop_damaged(store, held)
+        damaged = cache.drop_damaged(store, [*held])
         missing = sorted({*objects} - {*held} | {*damaged})
         blobs = {obj.key: cache.path(store, obj) for obj in objects}
         # What is not held may still be there, changed, behind a link; or under its hard link alone.
@@ -217,11 +219,12 @@ def stage(
                     links.place({COMPLETE: marker}, blobs)
         elif arrived:
             arrived(len(objects))
+        proved = held | {obj: cache.proved(store, obj) for obj in missing}
 
     fetched = sum(check != CACHED for check in checks.values())
     return StagedDataset(
         uri=store.uri,
-        files=tuple(StagedFile(o.key, o.size, o.etag, checks[o.key]) for o in objects),
+        files=tuple(StagedFile(o.key, o.size, o.etag, checks[o.key], proved[o]) for o in objects),
         nbytes=nbytes,
         fingerprint=digest,
         fetched=fetched,

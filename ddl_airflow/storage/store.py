@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from ddl_airflow.core.connections import AirflowConnection
@@ -50,12 +51,15 @@ class Fetched(NamedTuple):
         algorithm: of these digests, as hashlib calls it: the one that the bytes were checked by,
             where that is of pieces as well, so that none is taken twice.
         piece_size: bytes.
+        proved: what was found out of the content, as the lineage's listing has it: its ``sha256``
+            in hex; or ``etag_is``, "md5", and the ``part_size`` in bytes where that is of parts.
     """
 
     checked: str
     pieces: list[str]
     algorithm: str = "sha256"
     piece_size: int = PIECE
+    proved: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)

@@ -349,6 +349,20 @@ def test_a_fault_at_any_write_costs_a_try_and_no_byte(cloud_of, store, near, tmp
         assert len(publications(store.at(f"t{index}"))) == 1
 
 
+@pytest.mark.parametrize(
+    "fault",
+    ["500", "sent reset", "sent cut", "sent changed", "done 500", "done reset", "done cut"],
+)
+def test_a_fault_while_a_pointer_is_changed_costs_a_try_and_no_change(cloud_of, store, near, fault):
+    version = None
+    for body in (b"one", b"two"):
+        with FaultyProxy(cloud_of.endpoint, {0: fault}, of_writes) as proxy:
+            assert near(proxy).put_if("pointer", body, version)
+            assert proxy.placed == 1
+        found, version = store.read_version("pointer")
+        assert found == body
+
+
 def test_a_line_that_damages_all_is_told_and_nothing_is_stored(cloud_of, store, near, tmp_path):
     files = {"f": made(tmp_path, content_of("small", SIZES["small"]))}
     refused = pytest.raises(TransferCorrupt, match="/f at http.*(match|Md5Mismatch|validation)")

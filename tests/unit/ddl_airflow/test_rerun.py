@@ -11,7 +11,9 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from ddl_ops import rank_record
@@ -228,13 +230,16 @@ def test_what_has_come_to_the_data_since_is_left_out(rerun, place, data, record)
     assert manifest.training_data_reference.source.path == "./data"
 
 
-def of_a_bucket(listing, data):
-    """Gives each file the ETag that it had in a bucket, and takes its SHA-256 away."""
+def of_a_bucket(listing, data, proof=MappingProxyType({})):
+    """Gives each file the ETag that it had in a bucket, and takes its SHA-256 away.
+
+    ``proof`` is what was known of it when it was staged.
+    """
 
     def change(record):
         for one in record["dataset"]["listing"]:
             del one["sha256"]
-            one["etag"] = listing(data / one["key"])
+            one |= {"etag": listing(data / one["key"]), **proof}
 
     return change
 
@@ -243,22 +248,65 @@ def md5(path):
     return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
 
 
-def md5_of_parts(path):
-    digest = PartsMd5(8 * 2**20)
+def md5_of_parts(path, size=8 * 2**20):
+    digest = PartsMd5(size)
     digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize("etag", [md5, md5_of_parts])
+@pytest.mark.parametrize(
+    ("etag", "proof"),
+    [
+        (md5, {"etag_is": "md5"}),
+        (md5_of_parts, {"etag_is": "md5", "part_size": 8 * 2**20}),
+        (partial(md5_of_parts, size=4_321), {"etag_is": "md5", "part_size": 4_321}),
+    ],
+)
 def test_a_copy_of_what_came_from_a_bucket_is_compared_with_the_etag(
-    rerun, place, data, tmp_path, etag
+    rerun, place, data, tmp_path, etag, proof
 ):
     """Only a training that is to be proved has SHA-256 of its data."""
-    copy = edited(place, tmp_path, of_a_bucket(etag, data))
+    copy = edited(place, tmp_path, of_a_bucket(etag, data, proof))
     assert rerun(copy, "--to", "one", "--data", data)[::2] == (0, "")
     flip(data / TRAIN_LABELS)
     code, _, err = rerun(copy, "--to", "two", "--data", data)
     assert code == 1 and f"{TRAIN_LABELS} (of the data: not what they were)" in err
+
+
+@pytest.mark.parametrize("etag", [md5, md5_of_parts])
+def test_an_etag_that_nobody_knows_to_be_a_digest_proves_what_it_is_the_digest_of(
+    rerun, place, data, tmp_path, etag
+):
+    """As in a record of an earlier version: what it is not the digest of may be another's."""
+    copy = edited(place, tmp_path, of_a_bucket(etag, data))
+    assert rerun(copy, "--to", "one", "--data", data)[::2] == (0, "")
+    flip(data / TRAIN_LABELS)
+    code, _, err = rerun(copy, "--to", "two", "--data", data)
+    assert code == 0 and f"of 1 file of the data, such as {TRAIN_LABELS}, only the size" in err
+
+
+def of_a_key_service(path):
+    """Neither the MD5 of the content nor of its parts."""
+    return hashlib.sha256(path.name.encode()).hexdigest()[:32]
+
+
+@pytest.mark.parametrize(
+    ("etag", "proof"),
+    [
+        (of_a_key_service, {}),
+        (lambda path: f"{of_a_key_service(path)}-1", {}),
+        (lambda path: f"{of_a_key_service(path)}-{'9' * 30}", {"etag_is": "md5", "part_size": 1}),
+        (partial(md5_of_parts, size=4_321), {}),  # a size that no usual uploader has
+    ],
+)
+def test_data_whose_etags_are_no_digests_are_not_called_changed(
+    rerun, place, data, tmp_path, etag, proof
+):
+    """Of a bucket that a key service encrypts for, or of parts of some size."""
+    copy = edited(place, tmp_path, of_a_bucket(etag, data, proof))
+    code, _, err = rerun(copy, "--to", "again", "--data", data)
+    assert code == 0, err
+    assert "files of the data, such as t10k-" in err and "only the size was compared" in err
 
 
 def test_what_cannot_be_compared_is_said(rerun, place, data, tmp_path):

@@ -466,3 +466,46 @@ def test_where_unfinished_uploads_may_not_be_listed_the_rest_is_cleaned(
     monkeypatch.setattr(FolderStore, "unfinished", refused)
     assert clean(store) == [names[0]]
     assert "you may not list uploads" in caplog.text
+
+
+LEFT = f"digits-{'0' * 32}/{'1' * 16}-{'2' * 8}"  # by an upload that was killed long ago
+
+
+@pytest.fixture
+def disk(trainer, published, store, tmp_path):
+    """A place of results that another user has, at the top of a disk: with a folder of root's."""
+    published(1)
+    store.put_bytes(f"{LEFT}/model/graph", b"")
+    os.utime(tmp_path / "results" / LEFT / "model/graph", (1e9, 1e9))
+    place = trainer.place / "results"
+    shutil.copytree(tmp_path / "results", place)
+    for path in (place, *place.rglob("*")):
+        os.chown(path, trainer.uid, trainer.gid)
+    (place / "lost+found").mkdir(mode=0o700)
+    return place
+
+
+def test_a_private_folder_beside_the_trainings_is_passed_over_and_named(
+    disk, trainer, capsys, caplog
+):
+    with trainer.acting():
+        for words in (["lineage", "list", "--rebuild"], ["verify"]):
+            assert cli.main([*words, str(disk)]) == 0, capsys.readouterr().err
+        cli.main(["production", str(disk)])
+        assert "Name one, as" in capsys.readouterr().err
+        assert cli.main(["clean", "--results", disk.as_uri()]) == 0, capsys.readouterr().err
+    assert not (disk / LEFT).exists()
+    (said,) = (one.getMessage() for one in caplog.records if "lost+found" in one.getMessage())
+    assert said.startswith(f"{disk.as_uri()}/lost+found is passed over: it may not be read")
+
+
+@pytest.mark.parametrize("name", ["digits", "_lineage", os.path.dirname(LEFT), f"{LEFT}/model"])
+def test_a_private_folder_of_a_training_or_of_pointers_is_an_error(disk, trainer, capsys, name):
+    """What is not seen there might be taken for gone, and what it names might be removed."""
+    (disk / name).mkdir(exist_ok=True)
+    (disk / name).chmod(0o000)
+    os.chown(disk / name, 0, 0)
+    with trainer.acting():
+        assert cli.main(["clean", "--results", disk.as_uri()]) == 1
+        assert f"{disk / name}: Permission denied" in capsys.readouterr().err
+    assert (disk / LEFT).exists()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from moto.server import ThreadedMotoServer
 
 from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.job import StartedJob
@@ -44,6 +45,8 @@ from ddl_airflow.operators.upload import UploadResultsOperator
 from ddl_airflow.site import training_of
 from ddl_airflow.storage.filesystem import FolderStore, alone_in
 from ddl_airflow.storage.publication import publish
+from ddl_airflow.storage.s3_client import s3_client
+from tests.integration.faulty_proxy import FaultyProxy
 
 
 def published_to(task, folder):
@@ -427,6 +430,50 @@ def test_data_that_is_not_there_fails_at_once(stage, layout, context_of, tmp_pat
     with pytest.raises(AirflowFailException, match=f"SourceMissing: .*{folder}"):
         stage(uri=uri).execute(context_of("staging"))
     assert not layout.staged.exists()
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    """Keys of a service that has one bucket, results; and what it was asked for."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    client = s3_client(f"http://{host}:{port}", "key", "secret", "us-east-1")
+    client.create_bucket(Bucket="results")
+    client.close()
+    with FaultyProxy(f"http://{host}:{port}", {}) as proxy:
+        keys = {"access_key_id": "key", "secret_access_key": "secret", "region_name": "us-east-1"}
+        yield Connection(endpoint_url=proxy.endpoint_url, **keys), proxy
+    server.stop()
+
+
+def test_a_bucket_of_results_that_is_not_there_is_found_before_anything_is_trained(
+    stage, layout, context_of, bucket
+):
+    """Also by a run that a person triggers, which looks for no earlier training."""
+    task, (connection, proxy) = stage(), bucket
+    task.step = replace(task.step, results=StoreReference("s3://reslts/digits", connection))
+    with pytest.raises(
+        AirflowFailException,
+        match="SourceMissing: training_results_reference: s3://reslts/digits.*no such bucket",
+    ):
+        task.execute(context_of("staging"))
+    assert not layout.staged.exists()
+    asked = len(proxy.asked)
+    task.step = replace(task.step, results=StoreReference("s3://results/digits", connection))
+    task.execute(context_of("staging"))
+    assert len(proxy.asked) == asked + 1
+
+
+def test_what_an_etag_was_found_to_be_is_in_the_lineage(stage, layout, context_of, bucket):
+    task, (connection, proxy) = stage(), bucket
+    client = s3_client(proxy.endpoint_url, "key", "secret", "us-east-1")
+    client.put_object(Bucket="results", Key="data/a", Body=b"1")
+    client.close()
+    task.step = replace(task.step, dataset=StoreReference("s3://results/data", connection))
+    task.execute(context_of("staging"))
+    (file,) = read_part(layout, "stage_data")["dataset"]["listing"]
+    assert file == {"key": "a", "size": 1, "etag": file["etag"], "etag_is": "md5"}
 
 
 def test_operator_shows_the_place_and_never_the_keys(tmp_path):

@@ -52,7 +52,8 @@ def gate(monkeypatch):
     def gated(store, obj, path, advance):
         while obj.key != "a" and not opened.wait(0.01):
             advance(0)
-        return get(store, obj, path, advance)
+        # As of a bucket.
+        return get(store, obj, path, advance)._replace(proved={"etag_is": "md5"})
 
     monkeypatch.setattr(FolderStore, "get", gated)
     yield opened
@@ -145,6 +146,7 @@ def test_ranks_train_while_the_data_come(tasks, layout, context_of, gate, tmp_pa
     stage.execute(context_of("streaming", try_number=2))
     assert read_part(layout, "stage_data")["dataset"] == streamed
     assert all(len(file["sha256"]) == 64 for file in streamed["listing"])
+    assert all(file["etag_is"] == "md5" for file in streamed["listing"])
 
 
 def test_what_ends_the_data_ends_the_ranks_and_is_the_cause(

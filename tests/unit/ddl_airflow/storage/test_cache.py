@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ddl_airflow.core.errors import AccessDenied, StagingError
+from ddl_airflow.core.errors import AccessDenied, NoSpace, StagingError
 from ddl_airflow.storage import cache as module
+from ddl_airflow.storage import download as of_download
+from ddl_airflow.storage import lanes
 from ddl_airflow.storage.cache import Cache
+from ddl_airflow.storage.download import Check, download
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.staging import stage
 
@@ -380,3 +383,83 @@ def test_verify_reads_all_of_it_and_removes_what_is_not_what_was_fetched(tmp_pat
     assert list(cache.verify()) == [blob] and not blob.exists()
     assert list(cache.verify()) == []
     assert [cache.holds(store, obj) for obj in found] == [False, True, True]
+
+
+class Ranges:
+    """A file in ranges: ``download.Source``."""
+
+    def __init__(self, path):
+        self._path, self.asked = path, 0
+
+    def read(self, start, into, advance):
+        self.asked += 1
+        with open(self._path, "rb") as file:
+            file.seek(start)
+            file.readinto(into)
+        advance(len(into))
+
+    def check(self):
+        return Check("size")
+
+
+class Resuming(FolderStore):
+    """Goes on with what an earlier fetch left, as a bucket does."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.source = Ranges(self.path / "a")
+
+    @property
+    def resumes(self):
+        return True
+
+    def get(self, obj, path, advance):
+        return download(self.source, obj.size, path, advance)
+
+
+@pytest.fixture
+def pieces(monkeypatch):
+    """Smaller ones than the program's, which take less time."""
+    for where in (module, of_download, lanes):
+        monkeypatch.setattr(where, "PIECE", 64 * 1024)
+
+
+def test_who_is_killed_at_the_very_end_keeps_nobody_but_root_from_going_on(
+    pieces, trainer, monkeypatch
+):
+    (place := trainer.place / "of-trainer").mkdir()
+    os.chown(place, trainer.uid, trainer.gid)
+    replace, content = os.replace, os.urandom(200_000)
+
+    def killed(source, target):
+        if str(source).endswith(".bytes.part"):
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with trainer.acting():
+        store, cache = Resuming(place / "data"), Cache(place / "cache")
+        obj = store.put_bytes("a", content)
+        monkeypatch.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            cache.fetch(store, obj, ignore)
+        monkeypatch.setattr(os, "replace", replace)
+        asked = store.source.asked
+        cache.fetch(store, obj, ignore)
+    assert cache.path(store, obj).read_bytes() == content and store.source.asked == asked
+    assert files_below(place / "cache" / "blobs") == [cache.path(store, obj)]
+
+
+@pytest.mark.parametrize("full", [errno.ENOSPC, errno.EDQUOT])
+def test_what_does_not_fit_when_it_is_flushed_does_not_stay(pieces, tmp_path, monkeypatch, full):
+    """Over NFS a full disk, or a quota, is told at the end."""
+    store, cache = Resuming(tmp_path / "data"), Cache(tmp_path / "cache")
+    obj = store.put_bytes("a", os.urandom(200_000))
+    monkeypatch.setattr(module, "is_of_this_host", lambda folder: False)
+
+    def fsync(descriptor):
+        raise OSError(full, os.strerror(full))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(NoSpace):
+        cache.fetch(store, obj, ignore)
+    assert files_below(tmp_path / "cache" / "blobs") == []

@@ -10,8 +10,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from ddl_airflow.core.connections import AirflowConnection
-from ddl_airflow.core.errors import ConnectionInvalid
+from ddl_airflow.core.errors import ConnectionInvalid, StagingError
+from ddl_airflow.storage.cloud import Small
 from ddl_airflow.storage.connections import open_by_connection
+from ddl_airflow.storage.gcs import GcsStore
 from ddl_airflow.storage.stores import open_by_environment
 
 KEY = "cGxhbnRlZCBrZXk="
@@ -154,3 +156,41 @@ def test_what_is_secret_of_a_connection(key_file):
         every = {KEY, SIGNATURE, "AccountKey=x", key, json.dumps(key)[1:-1]}
         assert set(secrets.secrets()) == every
     assert AirflowConnection("c", extra={"keyfile_dict": "none"}).secrets() == []
+
+
+class Losing(GcsStore):
+    """Heeds conditions, and loses the answer to each first write, which it has done."""
+
+    def __init__(self):
+        super().__init__(google(is_anonymous=True)._client, "models")
+        self.there, self.version, self.told = b"", 0, False
+
+    def _store_if(self, name, body, version):
+        if int(version or 0) != self.version:
+            return False
+        self.there, self.version = body, self.version + 1
+        self.told = not self.told
+        if self.told:
+            raise StagingError("the answer was lost")
+        return True
+
+    def _small(self, name):
+        return Small(self.there, "", str(self.version))
+
+
+def test_a_pointer_whose_answer_was_lost_is_asked_for_again_and_counts_as_changed(monkeypatch):
+    monkeypatch.setattr("ddl_airflow.storage.retries._FIRST_WAIT_S", 0.0)
+    store = Losing()
+    assert store.put_if("pointer", b"one", None)
+    assert not store.put_if("pointer", b"two", None)
+    assert store.read_version("pointer") == (b"one", "1")
+
+
+def test_a_pointer_that_somebody_else_has_changed_after_a_lost_answer_is_not_ours(monkeypatch):
+    def others(*_):
+        store.there, store.version = b"theirs", store.version + 1
+
+    monkeypatch.setattr("ddl_airflow.storage.retries.wait", others)
+    store = Losing()
+    assert not store.put_if("pointer", b"one", None)
+    assert store.read_bytes("pointer") == b"theirs"

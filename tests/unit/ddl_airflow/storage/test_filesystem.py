@@ -255,6 +255,65 @@ def test_who_may_replace_a_file_may_lock_it(tmp_path, monkeypatch):
     assert store.put_if("x.json", b"3", version)
 
 
+@contextmanager
+def umask(mask):
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def test_what_replaces_a_file_may_be_read_by_those_who_could_before(tmp_path):
+    """Somebody rolls back with the umask 077."""
+    store, pointer = FolderStore(tmp_path), tmp_path / "production.json"
+    with umask(0o022):
+        assert store.put_if("production.json", b"1", None)
+    pointer.chmod(0o664)
+    with umask(0o077):
+        assert store.put_if("production.json", b"2", store.read_version("production.json")[1])
+        assert stat.S_IMODE(pointer.stat().st_mode) == 0o664
+        store.put_bytes("production.json", b"3")
+    assert stat.S_IMODE(pointer.stat().st_mode) == 0o664
+    assert pointer.read_bytes() == b"3"
+
+
+def test_a_new_file_may_be_read_by_those_who_may_replace_it(tmp_path):
+    tmp_path.chmod(0o2775)
+    store = FolderStore(tmp_path)
+    with umask(0o077):
+        assert store.put_if("latest.json", b"1", None)
+        store.put_bytes("index", b"1")
+    for name in ("latest.json", "index"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o660
+
+
+def test_roots_rollback_locks_nobody_out(trainer):
+    """``sudo ddl-airflow rollback``, where each root has the umask 077."""
+    (results := trainer.place / "results").mkdir()
+    os.chown(results, trainer.uid, trainer.gid)
+    store = FolderStore(results)
+    with trainer.acting():
+        assert store.put_if("latest.json", b"1", None)
+    with umask(0o077):
+        assert store.put_if("latest.json", b"2", store.read_version("latest.json")[1])
+        assert store.put_if("production.json", b"2", None)
+    with trainer.acting():
+        for name in ("latest.json", "production.json"):
+            assert store.put_if(name, b"3", store.read_version(name)[1])
+
+
+def test_a_file_is_replaced_also_where_its_owner_and_mode_cannot_be_kept(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "fchown", refuse)
+    monkeypatch.setattr(os, "fchmod", refuse)
+    store = FolderStore(tmp_path)
+    assert store.put_if("x", b"1", None)
+    assert store.put_if("x", b"2", store.read_version("x")[1])
+
+
 def test_links_of_the_sites_own_go_on_working(tmp_path):
     """The folder itself is a link, and one in it leads to another disk that is allowed."""
     disk, other = tmp_path / "disk", tmp_path / "other"

@@ -23,11 +23,13 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
+from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.publication import publish
 from ddl_airflow.storage.retries import Retries
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client, s3_config, s3_errors
-from ddl_airflow.storage.store import SUCCESS, StoredObject
+from ddl_airflow.storage.staging import stage
+from ddl_airflow.storage.store import PIECE, SUCCESS, StoredObject
 from tests.integration.faulty_proxy import FaultyProxy
 
 MIB = 1024 * 1024
@@ -136,6 +138,36 @@ def test_object_encrypted_with_a_service_key_is_checked_by_size_or_our_digest(cl
     store = S3Store(client, "bucket", "kms")
     checks = [store.get(obj, tmp_path / obj.key, ignore).checked for obj in store.list()]
     assert checks == ["size", "sha256"]
+
+
+def test_what_an_etag_was_found_to_be_is_known_of_what_comes_and_of_what_is_cached(
+    client, tmp_path
+):
+    def put(key, body=b"content", **how):
+        client.put_object(Bucket="bucket", Key=f"proved/{key}", Body=body, **how)
+
+    put("plain")
+    put("large", bytes(PIECE + 1))
+    put("kms", ServerSideEncryption="aws:kms")
+    digest = hashlib.sha256(b"content").hexdigest()
+    put("ours", Metadata={"ddl-sha256": digest})
+    upload_parts(client, "proved/parts", [bytes(7 * MIB), bytes(7 * MIB), bytes(7 * MIB)])
+    upload_parts(client, "proved/small", [bytes(6 * MIB), b"end"])
+    upload_parts(client, "proved/unequal", [bytes(6 * MIB), bytes(7 * MIB), b"end"])
+    known = {
+        "kms": {},
+        "large": {"etag_is": "md5"},
+        "ours": {"sha256": digest},
+        "parts": {"etag_is": "md5", "part_size": 7 * MIB},
+        "plain": {"etag_is": "md5"},
+        "small": {"etag_is": "md5", "part_size": 6 * MIB},
+        "unequal": {},
+    }
+    store, cache = S3Store(client, "bucket", "proved"), Cache(tmp_path / "cache")
+    for name, fetched in (("first", len(known)), ("again", 0)):
+        staged = stage(store, cache, tmp_path / name)
+        assert staged.fetched == fetched
+        assert {file.key: file.proved for file in staged.files} == known
 
 
 def test_content_other_than_its_digest_is_corrupt(client, tmp_path):
@@ -301,6 +333,33 @@ def test_a_service_that_heeds_one_condition_alone_is_found_out(client, monkeypat
         client.meta.events.unregister("before-call.s3.PutObject", without)
     assert store.read_bytes("p") == b"3"
     assert caplog.text.count("does not write on all conditions: of two processes") == 1
+
+
+@pytest.mark.parametrize("heeds", [True, False])
+def test_a_bucket_that_retains_its_objects_takes_pointers(client, monkeypatch, heeds):
+    """With Object Lock each body has to come with its digest."""
+    monkeypatch.setattr("ddl_airflow.storage.s3._heeds", {})
+    bucket = f"retained-{heeds}".lower()
+    client.create_bucket(Bucket=bucket, ObjectLockEnabledForBucket=True)
+    rule = {"DefaultRetention": {"Mode": "GOVERNANCE", "Days": 1}}
+    client.put_object_lock_configuration(
+        Bucket=bucket,
+        ObjectLockConfiguration={"ObjectLockEnabled": "Enabled", "Rule": rule},
+    )
+
+    def ignore_conditions(params, **_):
+        for name in ("If-None-Match", "If-Match"):
+            params["headers"].pop(name, None)
+
+    if not heeds:
+        client.meta.events.register("before-call.s3.PutObject", ignore_conditions)
+    try:
+        store = S3Store(client, bucket, "results")
+        assert store.put_if("p", b"1", None)
+        assert store.put_if("p", b"2", store.read_version("p")[1])
+    finally:
+        client.meta.events.unregister("before-call.s3.PutObject", ignore_conditions)
+    assert store.read_bytes("p") == b"2"
 
 
 def test_access_is_asked_for_with_the_callers_keys(client):
