@@ -658,6 +658,8 @@ time.sleep(60)
         ("python main.py ; exit $?", "SIGTERM"),
         ("python main.py > out", "SIGTERM"),
         ("python main.py 2>&1 | tee out", "SIGTERM"),
+        ("[[ . ]] && python main.py && touch went-on", "SIGTERM"),
+        ("[[ . ]] && python main.py && touch went-on", "SIGUSR1"),
         ("(cd . && python main.py) 2>&1 | (cat | tee out)", "SIGTERM"),
         ("(cd . && python main.py) 2>&1 | (cat | tee out)", "SIGURG"),
         ("python main.py\n", "SIGTERM"),
