@@ -37,6 +37,7 @@ from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.rights import Rights, beyond, rights_of
 from ddl_airflow.core.manifest.rule import suggestion
 from ddl_airflow.core.manifest.sections.schedule import DATA_CHANGE
+from ddl_airflow.core.manifest.sections.stores import kind_of_uri
 from ddl_airflow.core.plan import ApproveStep, Plan, ScheduleStep, Step, confined, plan
 from ddl_airflow.documentation import documentation
 from ddl_airflow.form import form
@@ -182,7 +183,8 @@ def _schedule(steps: Plan, manifest: Manifest) -> Any:
     if asked.on_data_change:
         events.append(_changed_data(steps))
     if asked.assets:
-        events.append(AssetAll(*map(_asset_of_others, asked.assets)))
+        named = enumerate(asked.assets)
+        events.append(AssetAll(*(_asset_of_others(manifest, i, asset) for i, asset in named)))
     if not events:
         return time
     event = events[0] if len(events) == 1 else AssetAny(*events)
@@ -211,11 +213,22 @@ def _registered(name: str, manifest: Manifest) -> Any:
     raise ManifestInvalid(manifest.source, [issue])
 
 
-def _asset_of_others(asset: str) -> Any:
-    """By reference: whoever makes the asset may give it a name besides its URI."""
-    if "://" in asset:
+def _asset_of_others(manifest: Manifest, i: int, asset: str) -> Any:
+    """By reference: whoever makes the asset may give it a name besides its URI.
+
+    Of other schemes than our stores' the provider makes the URI regular, as for the DAG that has
+    the asset as an outlet: redshift:// gets its port. Only such manifests pay for its import.
+    """
+    if "://" not in asset:
+        return Asset.ref(name=asset)
+    if kind_of_uri(asset) is not None:
         return Asset.ref(uri=asset_of(asset).uri)
-    return Asset.ref(name=asset)
+    try:
+        return Asset.ref(uri=Asset(asset).uri)
+    except ValueError as error:
+        at, fix = f"schedule.assets[{i}]", "Write it as the DAG does that has it as an outlet."
+        issue = ManifestIssue(manifest.line_of(at), at, f"{asset!r} is no asset: {error}", fix)
+        raise ManifestInvalid(manifest.source, [issue]) from error
 
 
 def _changed_data(steps: Plan) -> Asset:

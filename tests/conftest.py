@@ -75,6 +75,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _terminated(*_: object) -> None:
+    # Who ends a group of processes tells scripts/test, too, which tells this one again: that is not
+    # to cut off what fixtures do at their end. A handler, for what is started then is to end of it.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     pytest.exit("SIGTERM", 128 + signal.SIGTERM)
 
 

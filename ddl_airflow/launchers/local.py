@@ -24,7 +24,7 @@ from ddl_airflow.launchers import processes, run_as, session_directory, tasks
 from ddl_airflow.launchers.base import END_S
 from ddl_airflow.launchers.loopback import confined
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
-from ddl_airflow.launchers.processes import kill_marked, said_of
+from ddl_airflow.launchers.processes import kill_marked, ranks_of, said_of
 from ddl_airflow.launchers.records import no_room, over_since, ranks_status
 from ddl_airflow.launchers.tether import tethered
 
@@ -65,6 +65,8 @@ _OF_USER = ("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR")
 _SECRET = re.compile("TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
 _POLL_S = 0.05
 _LOOK_S = 5.0
+# In which mpirun ends ranks that have not ended by themselves, and removes what is its own.
+_MPIRUN_S = 1.0
 # In which what was killed ends, but for a busy host or a large memory; and in which it ends at all.
 _SOON_S = 1.0
 _KILLED_S = 30.0
@@ -231,7 +233,10 @@ class LocalLauncher:
         return False
 
     def cancel(self, handle: JobHandle, grace_s: float = 3.0) -> None:
-        """SIGTERM to mpirun, which ends the ranks; after the grace SIGKILL to whatever is left.
+        """SIGTERM to the ranks, and to mpirun; after the grace SIGKILL to whatever is left.
+
+        Mpirun would kill the ranks a quarter of a second after their SIGTERM, so it gets its own
+        only when it is to end them. On several hosts it is what asks all of them at once.
 
         Raises:
             LaunchError: something does not end even then: a process in uninterruptible sleep.
@@ -241,11 +246,16 @@ class LocalLauncher:
         if held is not None:
             held.close()
         if process is not None and process.poll() is None:
-            if held is None:
-                process.send_signal(signal.SIGTERM)
             deadline = time.monotonic() + grace_s
-            while process.poll() is None and time.monotonic() < deadline:
-                time.sleep(_POLL_S)
+            if held is None:
+                ranks = ranks_of(process.pid) if self.kind == LocalLauncher.kind else []
+                for rank in ranks:
+                    with suppress(ProcessLookupError):
+                        os.kill(rank, signal.SIGTERM)
+                if ranks:
+                    _wait(process, deadline - _MPIRUN_S)
+                process.send_signal(signal.SIGTERM)
+            _wait(process, deadline)
         # Not the job's id: another Airflow on this host may run a DAG of that name, at that time.
         mark, host = ("DDL_RECORD_DIR", str(handle.record_dir)), socket.gethostname()
         if left := kill_marked(*mark, _SOON_S):
@@ -270,6 +280,11 @@ class LocalLauncher:
     def log(self, handle: JobHandle, rank: int) -> Path:
         """The rank's own file."""
         return handle.log_dir / f"rank-{rank}.log"
+
+
+def _wait(process: subprocess.Popen[bytes], until: float) -> None:
+    while process.poll() is None and time.monotonic() < until:
+        time.sleep(_POLL_S)
 
 
 def _left_after_sudo(user: str, mark: tuple[str, str]) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ddl_airflow.core.errors import SubmitFailed
 
 # What mpirun passes on to the ranks: what it does by itself, and SIGURG, which asks them to make
-# room (ddl_ops.preemption). SIGTERM it cannot pass on: it ends the ranks, and kills them 1 s later.
+# room (ddl_ops.preemption). SIGTERM it cannot pass on: it ends the ranks, and kills them in 0.25 s.
 # Source: prterun(1), --forward-signals; the parameter's own default, in prte_info --all.
 _FORWARD = "PRTE_MCA_ess_base_forward_signals"
 _FORWARDED = "SIGURG,SIGTSTP,SIGUSR1,SIGUSR2,SIGABRT,SIGALRM,SIGCONT"

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 _PAUSE_S = 0.01
@@ -29,6 +30,17 @@ def marked(name: str, value: str) -> list[int]:
                 found.append(int(folder.name))
         except OSError:
             continue  # it ended meanwhile, or belongs to another user
+    return found
+
+
+def ranks_of(mpirun: int) -> list[int]:
+    """What an mpirun has started for its ranks on this host; empty if it is none, or has ended."""
+    found = []
+    for children in Path(f"/proc/{mpirun}/task").glob("*/children"):
+        with suppress(OSError):  # the thread, or what it started, ended meanwhile
+            for pid in children.read_text("utf-8").split():
+                if b"\0OMPI_COMM_WORLD_RANK=" in Path(f"/proc/{pid}/environ").read_bytes():
+                    found.append(int(pid))
     return found
 
 

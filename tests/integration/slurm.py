@@ -123,9 +123,11 @@ class SlurmCluster:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.ask("scancel", "--me", check=False)
-        self._await(lambda: not self.ask("squeue", "-h", check=False))
-        self.stop()
+        try:
+            self.ask("scancel", "--me", check=False)
+            self._await(lambda: not self.ask("squeue", "-h", check=False))
+        finally:
+            self.stop()
 
     def stop(self) -> None:
         """Ends the daemons, and whatever they have started."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from tests.limits import within
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "test"
@@ -97,3 +102,36 @@ def test_a_lane_without_its_report_fails_the_run(lanes, tmp_path):
     (tmp_path / "tests" / "unit").mkdir(parents=True)
     (tmp_path / "tests" / "unit" / "conftest.py").write_text("this is not Python\n")
     assert lanes({"ops": 1}).returncode == 1
+
+
+def test_a_second_sigterm_cuts_off_no_teardown(tmp_path):
+    """Who ends all of a group ends each pytest, and so does scripts/test, which is told as well."""
+    (tmp_path / "test_it.py").write_text(
+        f"""
+import time
+from pathlib import Path
+import pytest
+
+@pytest.fixture
+def cluster():
+    yield
+    Path({str(tmp_path)!r}, "ending").touch()
+    time.sleep(1)
+    Path({str(tmp_path)!r}, "ended").touch()
+
+def test_it(cluster):
+    Path({str(tmp_path)!r}, "up").touch()
+    time.sleep(60)
+"""
+    )
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--rootdir", tmp_path]
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    with subprocess.Popen([*words, tmp_path], cwd=tmp_path, env=env) as running:
+        for name in ("up", "ending"):
+            deadline = time.monotonic() + within(60)
+            while not (tmp_path / name).exists():
+                assert running.poll() is None and time.monotonic() < deadline, name
+                time.sleep(0.02)
+            running.terminate()
+    assert running.returncode == 128 + signal.SIGTERM
+    assert (tmp_path / "ended").exists()

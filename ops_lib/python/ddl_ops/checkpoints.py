@@ -33,6 +33,12 @@ _TROUBLE = frozenset(
     )
 )
 _CHECKPOINT = re.compile(r"(.+)-(\d+)\.index")
+# In the name of a Keras file: what numbers count, and which of a model's files it is.
+_COUNTED = "epochs?|ep?|steps?|iter(?:ation)?|checkpoint|ckpt|weights|model"
+_WHICH = "best|last|latest|newest|final|current|val|loss|acc|accuracy"
+# A number by itself or after such a word, and not the decimals of a metric, as in
+# model.01-0.16.keras. That of mobilenet_v2.keras or resnet50.keras belongs to the model.
+_STEP = re.compile(rf"(?:^|[\W_])(?:{_COUNTED})?(?<!\d\.)(\d+)$", re.IGNORECASE)
 # In the comment of a .keras file, which is an archive: Keras reads all entries, and no comment.
 _EPOCHS_DONE = "ddl_epochs_done"
 _BEST = "ddl_best"
@@ -71,10 +77,12 @@ class Leftovers:
     Attributes:
         base_graph: the meta graph that the weights go into; None for Keras, whose files hold both.
         checkpoints: newest first, never empty.
+        models: of Keras, which models the files are of, by their names; of one model, one at most.
     """
 
     base_graph: Path | None
     checkpoints: tuple[Checkpoint, ...]
+    models: tuple[str, ...] = ()
 
     @property
     def steps(self) -> list[int]:
@@ -106,7 +114,7 @@ def find(result_dir: Path) -> Leftovers:
         return _graph_and_checkpoints(result_dir, graphs, files)
     models = [path for path in files if path.suffix == ".keras"]
     if models:
-        return Leftovers(None, tuple(_keras_newest_first(models)))
+        return Leftovers(None, tuple(_keras_newest_first(models)), _models_of(models))
     raise CheckpointMissing(f"{result_dir}: {_nothing_usable(files)}")
 
 
@@ -273,9 +281,27 @@ def _step_of(path: Path) -> int | None:
     """The epochs that are noted in a Keras file, else the number in its name."""
     if (noted := _noted_epochs(path)) is not None:
         return noted
-    # Not the decimals of a metric, as in model.01-0.16.keras.
-    match = re.search(r"(?<!\d)(?<!\d\.)(\d+)\.keras$", path.name)
+    match = _STEP.search(path.stem)
     return int(match[1]) if match else None
+
+
+def _models_of(files: Sequence[Path]) -> tuple[str, ...]:
+    """Which models Keras files are of, sorted.
+
+    Weights that are those of another file, byte for byte, are the same model under another name.
+    """
+    names: dict[Any, str] = {}
+    for path in sorted(files, key=lambda path: _step_of(path) is None):
+        names.setdefault(_weights_crc(path) or path, _model_of(path))
+    return tuple(sorted(set(names.values()) - {""}))
+
+
+def _model_of(path: Path) -> str:
+    """The name of a Keras file without what differs between files of one model; may be empty."""
+    words = re.findall(r"[^\W_]+", path.stem.lower())
+    rest = [word for word in words if not re.fullmatch(rf"(?:{_COUNTED}|{_WHICH})?\d*", word)]
+    generic = any(re.fullmatch(r"model\d*", word) for word in words)
+    return "_".join(rest) or ("model" if generic else "")
 
 
 def _noted_epochs(path: Path) -> int | None:

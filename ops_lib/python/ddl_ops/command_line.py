@@ -27,7 +27,20 @@ _WORDS = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 _PIPE = re.compile(r"(?<![|>])\|(?!\|)(?!.*\|\|)", re.DOTALL)
 # Both outputs to a file. To another shell it is an & and a file that stays empty: the command would
 # go on in the background, and end well at once.
-_BOTH_OUTPUTS = re.compile(r"&>")
+_BOTH_OUTPUTS = re.compile(r"&>|(?<!\d)>&\s*[^\s\d$-]")
+# What other shells do not know, and take for a command that is not there or for an error.
+_ONLY_BASH = re.compile(
+    r"""
+    (?:^|[;&|({!\n]|\b(?:if|then|elif|else|while|until|do)\s) \s*  # where a command begins
+    (?:
+        (?:source|\[\[|function|declare|typeset|let|shopt|pushd|popd|mapfile|readarray)\s
+        |set\s (?:-\w+\s+)* -\w*o\s+pipefail
+        |\w+=\(
+    )
+    |(?<![\w)])[<>]\( |<<<
+    """,
+    re.VERBOSE,
+)
 # Fails with the last of a pipe's parts that failed, as `pipefail`. That itself would also decide
 # which commands run, and take for a failure that a part had more to say than was read (SIGPIPE).
 # Nor has one failed that SIGTERM to the whole group ended while the last part saved.
@@ -59,7 +72,7 @@ def command_argv(command: str) -> list[str]:
     it, so that a signal to the child is a signal to the script. Only a compound command keeps
     the shell, which when asked to end waits for what it runs, and runs no more. Of a pipe each part
     must end well, which bash can tell; where it is not installed, the last part alone decides. Bash
-    runs what has ``&>``, too.
+    runs what only bash knows, too, such as ``&>``, ``source`` and ``[[``.
 
     ``python`` or ``python3`` at its start is the Python that runs this, under whatever names that
     is installed. A ``PYTHONPATH`` that a command sets keeps STARTUP in front.
@@ -72,11 +85,16 @@ def command_argv(command: str) -> list[str]:
         command = own + command[python.end() :]
     if shlex.quote(STARTUP) == STARTUP:  # it may come to stand within quotes
         command = _OWN_PATH.sub(_with_startup, command)
-    bash = shutil.which("bash")
-    if bash is not None and (_has_pipe(command) or _BOTH_OUTPUTS.search(_operators(command))):
+    operators, pipe = _operators(command), _has_pipe(command)
+    only_bash = _ONLY_BASH.search(operators) is not None
+    bash = shutil.which("bash") if pipe or only_bash or _BOTH_OUTPUTS.search(operators) else None
+    if bash is not None:
+        text = f"{_OF_EACH_PART}{command}\n{_LOOK}" if pipe else f"{_WAITS}\n{command}"
+        if only_bash:
+            return [bash, "-c", text]
         # Words are to be what they are without the pipe.
         braces = "" if Path("/bin/sh").resolve().name == "bash" else "set +B\n"
-        return [bash, "--posix", "-c", f"{braces}{_OF_EACH_PART}{command}\n{_LOOK}"]
+        return [bash, "--posix", "-c", braces + text]
     if is_compound(command):
         return ["/bin/sh", "-c", f"{_WAITS}\n{command}"]
     if _SHELL.search(command) or _ASSIGNMENT.match(command):

@@ -32,7 +32,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
@@ -51,6 +51,8 @@ CONTRACT = 1
 _NOT_EXECUTABLE = 126
 # Signals that ask a script to end.
 _ASKS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# The return code of a process that did, and of a shell whose command did.
+_ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 0.1
@@ -180,6 +182,14 @@ def _children(pid: int) -> list[int]:
         return []
 
 
+def _below(pid: int) -> list[int]:
+    """What a process has started, and what that has."""
+    found = [pid]
+    for one in found:  # which grows meanwhile
+        found += _children(one)
+    return found[1:]
+
+
 def _listens(pid: int, signum: int) -> bool:
     """Whether a process has a handler for the signal."""
     try:
@@ -190,8 +200,8 @@ def _listens(pid: int, signum: int) -> bool:
     return caught is not None and bool(int(caught[1], 16) >> (signum - 1) & 1)
 
 
-def _signal(child: subprocess.Popen[bytes], signum: int, *, shell: bool) -> None:
-    """Sends the script a signal.
+def _signal(child: subprocess.Popen[bytes], signum: int, *, shell: bool) -> list[int]:
+    """Sends the script a signal; returns which processes below the child got it.
 
     Args:
         shell: the child is a shell around the script, unless it has replaced itself by that. Of
@@ -200,17 +210,16 @@ def _signal(child: subprocess.Popen[bytes], signum: int, *, shell: bool) -> None
     """
     if not shell or child.poll() is not None:  # whose number may be another's by now
         child.send_signal(signum)
-        return
-    found = [child.pid]
-    for pid in found:  # which grows meanwhile
-        found += _children(pid)
-    below = found[1:]
+        return []
+    below = _below(child.pid)
     # A shell has no handler of SIGURG; what has taken its place may.
     if signum in _ASKS or (signum == signal.SIGURG and _listens(child.pid, signum)):
         child.send_signal(signum)
-    for pid in [pid for pid in below if _listens(pid, signum)] or below:
+    told = [pid for pid in below if _listens(pid, signum)] or below
+    for pid in told:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)
+    return told
 
 
 def _take_what_has_ended(child: subprocess.Popen[bytes]) -> None:
@@ -267,8 +276,9 @@ def _keep(
     definitions: Sequence[Mapping[str, str]],
     hidden: re.Pattern[bytes] | None,
     usage: ResourceUsage | None,
+    over: Callable[[], bool],
 ) -> None:
-    """Keeps the output until the child ends.
+    """Keeps the output until the script ends.
 
     Args:
         child: the script.
@@ -276,6 +286,7 @@ def _keep(
         definitions: the metrics to look for.
         hidden: lines that are not kept.
         usage: looks meanwhile at what the child takes.
+        over: whether the script has ended.
     """
     with ExitStack() as opened:
         if isinstance(to, Path):
@@ -285,14 +296,14 @@ def _keep(
         sources = filter(None, (child.stdout, child.stderr))
         pairs = zip(sources, sinks, strict=True)
         places = {one.fileno(): (sink, MetricReader(definitions)) for one, sink in pairs}
-        _pump(child, places, hidden, usage)
+        _pump(places, hidden, usage, over)
 
 
 def _pump(
-    child: subprocess.Popen[bytes],
     places: Mapping[int, tuple[BinaryIO, MetricReader]],
     hidden: re.Pattern[bytes] | None,
     usage: ResourceUsage | None,
+    over: Callable[[], bool],
 ) -> None:
     """What the child left running may hold a pipe for longer than the child lives."""
     for source in places:
@@ -301,7 +312,8 @@ def _pump(
     while True:
         if usage is not None:
             usage.look()
-        ended = child.poll() is not None
+        ended = over()
+        # Of nothing opened, by a script that has closed its output and goes on, this is a pause.
         readable, _, _ = select.select(opened, [], [], 0 if ended else _LOOK_S)
         for source in readable:
             sink, metrics = places[source]
@@ -316,8 +328,6 @@ def _pump(
             for sink, metrics in places.values():
                 _find(metrics, b"", sink)
             return
-        if not opened:
-            child.wait()  # it closed its output and goes on
 
 
 def _find(metrics: MetricReader, chunk: bytes, sink: BinaryIO) -> None:
@@ -381,7 +391,8 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
         record.write(ended=time.time(), exit_code=code, reason=f"{argv[0]}: {error.strerror}")
         return code
 
-    asked = released = False
+    asked = released = late = False
+    told: set[int] = set()  # what has been asked to end below the child
 
     def record_asked_to_end() -> None:
         # Say it at once: mpirun's SIGKILL may follow before the script is done with SIGTERM. What
@@ -394,12 +405,34 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
     def forward(signum: int, _frame: FrameType | None) -> None:
         if signum not in (signal.SIGUSR1, signal.SIGURG):
             record_asked_to_end()
-        _signal(child, signum, shell=shell)
+        below = _signal(child, signum, shell=shell)
+        if signum in _ASKS:
+            told.update(below)
+
+    def kill_child(_signum: int, _frame: FrameType | None) -> None:
+        nonlocal late
+        late = True
+        child.kill()
 
     def end_child() -> None:
-        signal.signal(signal.SIGALRM, lambda *_: child.kill())
+        signal.signal(signal.SIGALRM, kill_child)
         signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
-        _signal(child, signal.SIGTERM, shell=shell)
+        told.update(_signal(child, signal.SIGTERM, shell=shell))
+
+    def over() -> bool:
+        # A shell that does not wait for what it runs, as a script of the user's for sh, ends of
+        # SIGTERM at once, and a script in it may still save, or know nothing of it yet.
+        if child.poll() is None:
+            return False
+        if late or not asked or child.returncode not in _ENDED_BY_SIGTERM:
+            return True
+        saving = [pid for pid in _below(os.getpid()) if _listens(pid, signal.SIGTERM)]
+        for pid in saving:
+            if pid not in told:
+                told.add(pid)
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGTERM)
+        return not saving
 
     def release(_signum: int, _frame: FrameType | None) -> None:
         nonlocal released
@@ -430,7 +463,8 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
             gpu = GpuUsage(env, placement.local_rank)
             usage = ResourceUsage(usage_file(Path(directory), rank), child.pid, gpu)
         try:
-            _keep(child, given[1:] or _log_path(environ, rank), definitions, hidden, usage)
+            to = given[1:] or _log_path(environ, rank)
+            _keep(child, to, definitions, hidden, usage, over)
         except OSError as error:  # the log's disk is full: the script must not run on unseen
             child.kill()
             place = "output" if given else _log_path(environ, rank)
@@ -439,6 +473,8 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
     for descriptor in given:
         os.close(descriptor)
     code = child.wait()
+    while not over():
+        time.sleep(_LOOK_S)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # what is left is waited for where it is ended
     if code < 0:
         code = 128 - code

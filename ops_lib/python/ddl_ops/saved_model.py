@@ -89,6 +89,13 @@ def _transformed(arguments: argparse.Namespace, leftovers: checkpoints.Leftovers
             f"{checkpoint.path.name} was skipped: {why}; used {exported.checkpoint.path.name}"
             for checkpoint, why in exported.skipped
         ]
+        if len(leftovers.models) > 1:
+            warnings.append(
+                f"{arguments.result_dir} has .keras files of several models "
+                f"({', '.join(leftovers.models)}); took {exported.checkpoint.path.name}. Let the "
+                f"training save those that are not to be served in a folder of their own, such as "
+                f"$RESULT_DIR/others."
+            )
         warnings += exported.warnings
         seen, found_wanting = serving_trial.run(
             partial, sample, sample_was_named=bool(arguments.sample), steps=leftovers.steps

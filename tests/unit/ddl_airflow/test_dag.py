@@ -170,6 +170,30 @@ def test_assets_of_others_are_referred_to_by_uri_or_name(tmp_path, write_manifes
     assert dag.get_task("stage_data").outlets == []
 
 
+def test_an_asset_of_another_provider_is_written_as_its_producer_writes_it(
+    tmp_path, write_manifest, monkeypatch
+):
+    from airflow.sdk import Asset
+    from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
+
+    table = "redshift://cluster/db/public/digits"
+    dag = dag_of(tmp_path, write_manifest, f"schedule: {{assets: ['{table}']}}\n")
+    (asset,) = dag.schedule.objects
+    assert asset.uri == Asset(table).uri == table.replace("cluster", "cluster:5439")
+
+    path = write_manifest(tmp_path, more="schedule:\n  assets:\n    - x\n    - redshift://c/db\n")
+    said = said_by(broken_in(dags_from(tmp_path))["manifest.yml"])
+    line = path.read_text().count("\n")
+    assert f"manifest.yml:{line}: schedule.assets[1]: 'redshift://c/db' is no asset" in said
+    assert "must contain database, schema, and table names" in said
+
+    # Whoever names none of a provider's does not load the providers.
+    monkeypatch.setattr(
+        ProvidersManagerTaskRuntime, "asset_uri_handlers", property(lambda _: 1 / 0)
+    )
+    dag_of(tmp_path, write_manifest, "schedule: {assets: ['s3://a/b', 'gs://a/b', x, 'x-y://z']}\n")
+
+
 def test_a_timetable_is_one_that_a_plugin_registers(tmp_path, write_manifest, monkeypatch):
     from airflow import plugins_manager
     from airflow.timetables.simple import NullTimetable

@@ -114,6 +114,73 @@ def test_final_keras_model_has_the_number_of_the_checkpoint_with_its_weights(tmp
     assert checkpoints.find(tmp_path).checkpoints[0].step is None
 
 
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("model-03", 3),
+        ("weights.05", 5),
+        ("cnn_7", 7),
+        ("12", 12),
+        ("epoch10", 10),
+        ("mnist-epoch10", 10),
+        ("step=40", 40),
+        ("best_ckpt3", 3),
+        ("model.10-0.25", None),  # the decimals of a loss
+        ("mobilenet_v2", None),
+        ("resnet50", None),
+        ("cifar100", None),
+        ("model-v3", None),
+    ],
+)
+def test_the_number_that_is_a_step(tmp_path, name, step):
+    keras_file(tmp_path / f"{name}.keras", b"weights", 1000)
+    (found,) = checkpoints.find(tmp_path).checkpoints
+    assert found.step == step
+
+
+@pytest.mark.parametrize(
+    ("names", "models"),
+    [
+        (["generator", "discriminator"], ("discriminator", "generator")),
+        (["generator-01", "generator-02", "discriminator-02"], ("discriminator", "generator")),
+        (["generator_best", "critic.01-0.25"], ("critic", "generator")),
+        (["model-01", "encoder"], ("encoder", "model")),
+        (["mobilenet_v2", "mobilenet_v3"], ("mobilenet_v2", "mobilenet_v3")),
+        (["resnet50-3", "resnet101-3"], ("resnet101", "resnet50")),
+    ],
+)
+def test_keras_files_of_several_models(tmp_path, names, models):
+    for number, name in enumerate(names):
+        keras_file(tmp_path / "checkpoints" / f"{name}.keras", name.encode(), 1000 + number)
+    assert checkpoints.find(tmp_path).models == models
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["model-01", "model-02", "model"],
+        ["best", "model-01", "model-02", "last"],
+        ["model-best", "model_final", "latest", "epoch10", "epoch11"],
+        ["best_model", "model.10-0.25", "model.11-0.20"],
+        ["mnist-01", "mnist_model", "best_mnist_model", "Mnist-val_loss=0.25"],
+        ["weights.05", "weights.06", "checkpoint-7", "mnist"],
+        ["resnet50-1", "resnet50-2", "best"],
+        ["1", "2", "final"],
+    ],
+)
+def test_keras_files_of_one_model(tmp_path, names):
+    for number, name in enumerate(names):
+        keras_file(tmp_path / f"{name}.keras", name.encode(), 1000 + number)
+    assert len(checkpoints.find(tmp_path).models) <= 1
+
+
+def test_a_keras_file_of_the_same_weights_is_the_same_model(tmp_path):
+    keras_file(tmp_path / "checkpoints" / "model-1.keras", b"one", 1000)
+    keras_file(tmp_path / "checkpoints" / "model-2.keras", b"two", 2000)
+    keras_file(tmp_path / "digits.keras", b"two", 3000)
+    assert checkpoints.find(tmp_path).models == ("model",)
+
+
 def names(paths) -> list[str]:
     return [path.name for path in paths]
 

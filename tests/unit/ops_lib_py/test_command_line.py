@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ddl_ops.command_line import _WAITS, STARTUP, command_argv
 
 OWN = shlex.quote(sys.executable)
+_OUTPUT: dict[str, Any] = {"capture_output": True, "text": True}
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,54 @@ def test_both_outputs_go_to_a_file_and_the_exit_code_is_the_commands(operator, t
     ended = subprocess.run(command_argv(command), cwd=tmp_path, env={"PATH": "/usr/bin:/bin"})
     assert ended.returncode == 3
     assert sorted((tmp_path / "log").read_text().split()) == ["err", "out"]
+
+
+@pytest.mark.parametrize(
+    ("command", "out"),
+    [
+        ("source site.sh && echo $SITE", "here"),
+        ("source site.sh && echo {a,b}$SITE", "ahere bhere"),
+        ("cd . && source ./site.sh && echo $SITE | cat", "here"),
+        ("if [[ -f site.sh && x == x* ]] ; then echo yes ; fi", "yes"),
+        ("! [[ a =~ b ]] && echo yes", "yes"),
+        ("cat <(echo one) <(echo two)", "one two"),
+        ("echo one > >(cat) && sleep 0.2", "one"),
+        ("cat <<< one", "one"),
+        ("set -euo pipefail && echo one", "one"),
+        ("pushd . > log && echo one", "one"),
+        ("A=(one two) && echo ${A[1]}", "two"),
+        ("(echo one && (echo two >&2)) >& log && sort -r log", "two one"),
+        ("source site.sh && false | cat || echo no", ""),
+    ],
+)
+def test_what_only_bash_knows_runs_in_bash(command, out, tmp_path):
+    """Such a command failed in dash, with `source: not found` or a syntax error."""
+    (tmp_path / "site.sh").write_text("SITE=here\n")
+    argv = command_argv(command)
+    told = subprocess.run(argv, cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, **_OUTPUT)
+    assert (told.returncode, told.stdout.split(), told.stderr) == (0, out.split(), "")
+
+
+@pytest.mark.parametrize("command", ["source site.sh && false | cat", "[[ 1 == 2 ]]"])
+def test_what_fails_in_bash_fails_the_command(command, tmp_path):
+    (tmp_path / "site.sh").write_text("")
+    told = subprocess.run(command_argv(command), cwd=tmp_path, env={"PATH": "/usr/bin:/bin"})
+    assert told.returncode == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python t.py source && python u.py '[[ x'",
+        "cd source && python t.py --shape [[1,2]]",
+        "python t.py 2>&1 1>&$LOG",
+        "python t.py --set -o pipefail && true",
+        "python t.py && test $((a<(b))) = 1",
+        "python t.py >&2 2>& 1 > log",
+    ],
+)
+def test_what_sh_knows_stays_in_sh(command):
+    assert command_argv(command)[0] == "/bin/sh"
 
 
 @pytest.mark.parametrize(

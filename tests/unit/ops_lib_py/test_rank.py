@@ -658,6 +658,8 @@ time.sleep(60)
         ("python main.py ; exit $?", "SIGTERM"),
         ("python main.py > out", "SIGTERM"),
         ("python main.py 2>&1 | tee out", "SIGTERM"),
+        ("[[ . ]] && python main.py && touch went-on", "SIGTERM"),
+        ("[[ . ]] && python main.py && touch went-on", "SIGUSR1"),
         ("(cd . && python main.py) 2>&1 | (cat | tee out)", "SIGTERM"),
         ("(cd . && python main.py) 2>&1 | (cat | tee out)", "SIGURG"),
         ("python main.py\n", "SIGTERM"),
@@ -772,8 +774,49 @@ def test_a_signal_to_all_of_the_group_leaves_a_compound_command_time_to_save(
     assert one.code == 0 and not (tmp_path / "went-on").exists()
 
 
-@pytest.mark.parametrize("command", ["cd . && python main.py", "python main.py | cat"])
-def test_a_script_in_a_compound_command_that_does_not_listen_ends_at_once(start, command):
+@pytest.mark.parametrize("new_group", [True, False])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python main.py & wait $!",
+        "(python main.py &) && sleep 60",
+        "sh run.sh",
+        "bash -c 'cd . ; python main.py ; exit $?'",
+        "sleep 60 & python main.py & wait $!",
+    ],
+)
+def test_a_script_whose_shell_does_not_wait_for_it_may_save(start, tmp_path, command, new_group):
+    (tmp_path / "run.sh").write_text("python main.py\nexit $?\n")
+    one = start(SAVES.replace("{signal}", "SIGTERM"), command=command, new_group=new_group)
+    one.wait_for("up")
+    if new_group:
+        os.killpg(one.process.pid, signal.SIGTERM)
+    else:
+        one.process.terminate()
+    one.end()
+    assert (tmp_path / "saved").read_text() == "all of it"
+    assert "saved\n" in one.log() and "asked_to_end" in one.record()
+
+
+def test_what_listens_and_stays_does_not_outlive_mpirun(start, tmp_path):
+    script = """
+        import signal, time
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        open("up", "w").write("x")
+        time.sleep(60)
+    """
+    with subprocess.Popen(["sleep", "60"]) as mpirun:
+        told = f"{mpirun.pid}@{os.uname().nodename}"
+        one = start(script, command="python main.py & wait $!", DDL_MPIRUN=told)
+        one.wait_for("up")
+        mpirun.kill()
+    one.process.send_signal(signal.SIGHUP)  # as the kernel does
+    assert one.end().code == 143
+
+
+@pytest.mark.parametrize("command", ["cd . && python main.py", "python main.py | cat", "sh run.sh"])
+def test_a_script_in_a_compound_command_that_does_not_listen_ends_at_once(start, tmp_path, command):
+    (tmp_path / "run.sh").write_text("python main.py\n")
     one = start("open('up', 'w').write('x'); import time; time.sleep(60)", command=command)
     one.wait_for("up")
     one.process.send_signal(signal.SIGTERM)

@@ -703,6 +703,15 @@ def test_keras_newest_file_wins_and_knows_its_epoch(empty: Bench) -> None:
     np.testing.assert_allclose(earlier["prediction"]["scores"], softmax(logits(1))[:8], rtol=1e-4)
 
 
+def test_keras_files_of_several_models_are_warned_of(empty: Bench) -> None:
+    save_keras(empty.result / "generator.keras", keras_model(1), 1000)
+    save_keras(empty.result / "discriminator.keras", keras_model(2), 2000)
+    report = empty.succeed()
+    assert report["checkpoint"] == "discriminator.keras"
+    warning = report["warnings"][0]
+    assert "discriminator, generator" in warning and "took discriminator.keras" in warning
+
+
 def test_keras_file_cut_short_is_skipped(empty: Bench) -> None:
     for epoch in (1, 2):
         path = empty.result / f"model-{epoch}.keras"

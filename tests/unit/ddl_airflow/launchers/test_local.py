@@ -324,6 +324,28 @@ def test_cancel_asks_first_and_ends_everything(job, tmp_path):
     one.launcher.cancel(one.handle, 3.0)
 
 
+def test_cancel_leaves_ranks_that_listen_time_to_save(job, tmp_path):
+    """Mpirun by itself kills them a quarter of a second after SIGTERM."""
+    script = """
+        import os, signal, sys, time
+        folder, rank = os.environ["PLACE"], os.environ["OMPI_COMM_WORLD_RANK"]
+        def told(*_):
+            time.sleep(1.0)
+            open(f"{folder}/saved-{rank}", "w").close()
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, told)
+        with open(f"{folder}/up-{rank}", "w") as file:
+            file.write("up")
+        time.sleep(60)
+    """
+    one = job(script=textwrap.dedent(script), env={"PLACE": str(tmp_path)}).start()
+    for rank in (0, 1):
+        one.wait_for(tmp_path / f"up-{rank}")
+    one.launcher.cancel(one.handle, 3.0)
+    assert one.processes() == []
+    assert [(tmp_path / f"saved-{rank}").exists() for rank in (0, 1)] == [True, True]
+
+
 def test_cancel_ends_a_script_that_will_not_listen(job, tmp_path):
     script = f"""
         import signal, time
