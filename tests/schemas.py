@@ -15,11 +15,16 @@ from referencing import Registry, Resource
 from ddl_airflow.lineage.record import facets_schema, lineage_schema
 
 
-def check_lineage_schema(record: Mapping[str, Any]) -> None:
-    """Raises jsonschema's ValidationError, or SchemaError of the schema itself."""
-    Draft202012Validator.check_schema(lineage_schema())
+def check_lineage_schema(record: Mapping[str, Any], part: str = "") -> None:
+    """Of a record, or of a part of one. Raises jsonschema's ValidationError, or SchemaError of the
+    schema itself.
+    """
+    schema = lineage_schema()
+    Draft202012Validator.check_schema(schema)
+    if part:
+        schema = schema["properties"][part]
     formats = Draft202012Validator.FORMAT_CHECKER
-    Draft202012Validator(lineage_schema(), format_checker=formats).validate(record)
+    Draft202012Validator(schema, format_checker=formats).validate(record)
 
 
 def _facets(event: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -47,6 +47,7 @@ from ddl_airflow.storage.filesystem import FolderStore, alone_in
 from ddl_airflow.storage.publication import publish
 from ddl_airflow.storage.s3_client import s3_client
 from tests.integration.faulty_proxy import FaultyProxy
+from tests.schemas import check_lineage_schema
 
 
 def published_to(task, folder):
@@ -472,8 +473,11 @@ def test_what_an_etag_was_found_to_be_is_in_the_lineage(stage, layout, context_o
     client.close()
     task.step = replace(task.step, dataset=StoreReference("s3://results/data", connection))
     task.execute(context_of("staging"))
-    (file,) = read_part(layout, "stage_data")["dataset"]["listing"]
+    dataset = read_part(layout, "stage_data")["dataset"]
+    (file,) = dataset["listing"]
     assert file == {"key": "a", "size": 1, "etag": file["etag"], "etag_is": "md5"}
+    file["part_size"] = 5 << 20  # as of one that came in parts
+    check_lineage_schema(dataset, "dataset")
 
 
 def test_operator_shows_the_place_and_never_the_keys(tmp_path):
