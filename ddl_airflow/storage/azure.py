@@ -177,7 +177,8 @@ class AzureStore(CloudStore):
         condition = {"overwrite": False} if version is None else {"overwrite": True, **_if(version)}
         md5 = hashlib.md5(body, usedforsecurity=False).digest()
         try:
-            self._blob(name).upload_blob(body, **condition, **_as(name, md5))
+            # Tried again by put_if, which knows then that the one that is there may be its own.
+            self._blob(name).upload_blob(body, retry_total=0, **condition, **_as(name, md5))
         except HttpResponseError as error:
             if getattr(error, "error_code", "") in _OTHERWISE:
                 return False
