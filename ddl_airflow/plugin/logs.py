@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 from ddl_airflow.core.beneath import open_beneath
 from ddl_airflow.core.errors import FileRefused
+from ddl_airflow.core.layout import names_in
 
 _PIECE = 64 * 1024
 # Of a log, in one answer: its end first, of which people want to read the last lines.
@@ -22,6 +23,8 @@ _AT_ONCE = 1024 * 1024
 # In pieces that have the words somewhere, of which each line is looked at: a second's work.
 _MOST_LINES = 1_000_000
 _LONGEST_LINE = 1000
+_MOST_NAMES = 20_000
+_MOST_RANKS = 4096
 
 
 def rank_log(folder: Path, root: Path, rank: int) -> BinaryIO | None:
@@ -39,10 +42,10 @@ def rank_log(folder: Path, root: Path, rank: int) -> BinaryIO | None:
 
 
 def ranks_with_logs(folder: Path) -> list[int]:
-    """Ranks whose log is in the folder, in order."""
-    numbers = (path.stem[5:] for path in folder.glob("rank-*.log"))
+    """Ranks whose log is in the folder, in order, as many as a page shows."""
     # The shim writes no other names; int() would take more, and fail over "²".
-    return sorted(int(number) for number in numbers if re.fullmatch("[0-9]{1,9}", number))
+    logs = (re.fullmatch(r"rank-([0-9]{1,9})\.log", name) for name in names_in(folder, _MOST_NAMES))
+    return sorted(int(log[1]) for log in logs if log)[:_MOST_RANKS]
 
 
 def whole_log(file: BinaryIO) -> Iterator[bytes]:

@@ -370,18 +370,66 @@ def test_ranks_cannot_have_the_page_look_at_files_without_end(layout, monkeypatc
             record(layout, name, rank, host="vm")
             os.utime(layout.state / name / f"rank-{rank}.json", (1, 1))
             (layout.state / name / f"rank-{rank}.usage").write_text('{"cores": 2.0}')
-    files, globbed = Unchanged(), []
-    glob = Path.glob
-    monkeypatch.setattr(Path, "glob", lambda path, of: globbed.append(path.name) or glob(path, of))
+    files, listed = Unchanged(), []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path.name) or scandir(path))
     for _ in range(2):
         first, last = read_jobs(layout, files)
         assert [one["usage"]["cores"] for one in last["ranks"]] == [2.0] * 2 + [None] * 6
         assert first["hosts"] == []
-    assert "try-2" in globbed and "try-1" not in globbed
+    assert "try-2" in listed and "try-1" not in listed
     layout.statistics.write_text(json.dumps({"ranks": [], "more": "x" * 1000}))
     assert read_communication(layout)["ended"]
     monkeypatch.setattr(training, "_MOST_OF_RANKS", 1000)
     assert read_communication(layout) is None
+
+
+def test_ranks_cannot_have_the_page_list_names_without_end(layout, monkeypatch):
+    """In the folder of logs, among the tries, and in all of those together."""
+    from ddl_airflow.plugin.logs import ranks_with_logs
+
+    listed = []
+    scandir = os.scandir
+
+    class Counted:
+        def __init__(self, folder):
+            self._within, self._name = scandir(folder), Path(folder).name
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self._within.close()
+
+        def __iter__(self):
+            for entry in self._within:
+                listed.append(self._name)
+                yield entry
+
+    monkeypatch.setattr(os, "scandir", Counted)
+    for rank in range(5000):
+        (layout.logs / f"rank-{rank}.log").touch()
+    assert ranks_with_logs(layout.logs) == list(range(4096))
+    for rank in range(5000, 25_000):
+        (layout.logs / f"rank-{rank}.log").touch()
+    del listed[:]
+    assert len(ranks_with_logs(layout.logs)) == 4096 and len(listed) == 20_000
+    monkeypatch.setattr(training, "_MOST_ENTRIES", 100)
+    monkeypatch.setattr(unchanged, "_MOST_NAMES", 30)
+    for number in range(200):
+        (layout.state / f"try-{number}").mkdir()
+    del listed[:]
+    jobs = read_jobs(layout)
+    assert len(jobs) == 100 and listed == ["ddl"] * 100
+    assert len(read_starts(layout)) == 100 and len(listed) == 200
+    for job in jobs[-2:]:
+        for rank in range(20):
+            record(layout, f"try-{job['try']}", rank, host="vm")
+    del listed[:]
+    *_, before, last = read_jobs(layout)
+    assert len(last["ranks"]) == 20 and before["hosts"] == ["vm"]
+    assert listed.count("ddl") == 100 and len(listed) == 130
+    assert "more than a page looks at" in before["words"]
 
 
 def test_of_what_was_read_the_oldest_is_forgotten_first(layout, monkeypatch):
