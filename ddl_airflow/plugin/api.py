@@ -70,6 +70,8 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 _LONGEST_SEARCH = 200
+# That are remembered: of the files of a model each may have 200 KB.
+_MOST_LINEAGES = 200
 # Of the list, for all folders that models are published in.
 _PATIENCE_S = 0.5
 _TENSORBOARD = "tensorboard"
@@ -86,7 +88,7 @@ def app() -> FastAPI:
     api = FastAPI(title="DDL training", docs_url=None, redoc_url=None, openapi_url=None)
     page = (_BUILT / "index.html").read_text("utf-8")
     known, pointers, boards = Trainings(), Pointers(), cache(_tensorboards)
-    files = Unchanged()
+    files, lineages = Unchanged(), Unchanged(_MOST_LINEAGES)
     # In threads of their own: they look into the workspace, which may hang.
     starting = CapacityLimiter(_STARTING)
     # The key may come of a command or a secrets backend: it is asked once, for whoever waits.
@@ -200,7 +202,7 @@ def app() -> FastAPI:
     def graph(dag_id: str, run_id: str, fresh: bool = False) -> JSONResponse:
         if fresh:
             pointers.forget()
-        return _answer(read_graph(_layout(dag_id, run_id), pointers))
+        return _answer(read_graph(_layout(dag_id, run_id), pointers, lineages))
 
     def opened(rank: int, dag_id: str, run_id: str) -> BinaryIO:
         layout = _layout(dag_id, run_id)

@@ -67,11 +67,15 @@ class Budget:
 class Unchanged:
     """Parts of JSON files, read again when the file is another.
 
+    Args:
+        most: how many parts are kept; fewer where they are not small.
+
     Attributes:
         reads: how many files were read so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most or _MOST
         self._known: dict[tuple[Path, object], tuple[Any, Any]] = {}
         self._lock = threading.Lock()
         self.reads = 0
@@ -112,7 +116,7 @@ class Unchanged:
         if time.time() - stat.st_mtime > _SETTLED_S:
             with self._lock:
                 self._known.pop((path, part), None)
-                if len(self._known) >= _MOST:
+                if len(self._known) >= self._most:
                     del self._known[next(iter(self._known))]  # the oldest
                 self._known[path, part] = (stamp, taken)
         return taken

@@ -277,6 +277,46 @@ def test_the_graph_of_a_model_of_many_objects_has_its_files(layout, monkeypatch)
     assert model()["files"] == [] and "larger than 1 MiB" in dict(model()["facts"])["files"]
 
 
+def test_a_lineage_that_has_not_changed_is_not_read_again(layout, monkeypatch):
+    """It may list hundreds of thousands of objects, and the page asks every 2 seconds."""
+    from ddl_airflow.plugin import graph
+
+    read, lineages = unchanged.read_object, []
+
+    def counted(path, *limits):
+        lineages.extend([path] if path.name == "lineage.json" else [])
+        return read(path, *limits)
+
+    for module in (graph, unchanged):
+        monkeypatch.setattr(module, "read_object", counted, raising=False)
+    files, pointers = Unchanged(), graph.Pointers()
+    listing = [{"key": f"images/{n}.png", "size": 1} for n in range(1000)]
+    record = {
+        "dataset": {"uri": "s3://b/d", "fingerprint": "sha256:1", "listing": listing},
+        "code": {"digest": "c", "files": ["train.py"]},
+        "manifest": {"name": "digits", "digest": "m"},
+        "run": {"run_id": "run", "triggered_by": "ada", "parameters": {"rate": 1}},
+        "result": {
+            "metrics": {"loss": 0.5},
+            "files": [{"key": f"{n}.pb", "size": 5, "sha256": "f"} for n in range(600)],
+        },
+        "outcome": {"state": "published", "publication": "file:///r/t/c"},
+    }
+    (layout.kept / "record.json").write_text(json.dumps(record))
+    path = layout.kept / "lineage.json"
+    path.write_text(json.dumps(record))
+    os.utime(path, (1, 1))
+    first = graph.read_graph(layout, pointers, files)
+    assert graph.read_graph(layout, pointers, files) == first and len(lineages) == 1
+    nodes = {node["kind"]: node for node in first["nodes"]}
+    assert nodes["data"]["title"] == "s3://b/d" and nodes["code"]["title"] == "train.py"
+    assert ["asked for by", "ada"] in [list(one) for one in nodes["run"]["facts"]]
+    assert dict(nodes["model"]["facts"])["loss"] == 0.5 and len(nodes["model"]["files"]) == 500
+    # What is kept of it has no listing.
+    kept = files.read(path, layout.workspace, graph._drawn)
+    assert len(lineages) == 1 and "images" not in str(kept)
+
+
 def test_what_each_rank_takes_of_its_host(layout):
     told = {"t": 110.0, "cores": 1.9, "cpu_s": 15.0, "memory": 2 << 20, "peak": 3 << 20}
     of_gpu = {"gpu": 97.5, "gpu_average": 88.0, "gpu_memory": 5 << 30, "gpu_peak": 6 << 30}
@@ -432,9 +472,8 @@ def test_ranks_cannot_have_the_page_list_names_without_end(layout, monkeypatch):
     assert "more than a page looks at" in before["words"]
 
 
-def test_of_what_was_read_the_oldest_is_forgotten_first(layout, monkeypatch):
-    monkeypatch.setattr(unchanged, "_MOST", 4)
-    files = Unchanged()
+def test_of_what_was_read_the_oldest_is_forgotten_first(layout):
+    files = Unchanged(4)
     paths = [layout.state / f"{number}.json" for number in range(5)]
     for path in paths:
         path.write_text("{}")
