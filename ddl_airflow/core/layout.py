@@ -39,6 +39,7 @@ import shutil
 import stat
 import uuid
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from ddl_airflow.core.beneath import make_folder, read_object, share_folder
@@ -98,6 +99,20 @@ def owners_of(workspace: Path, experiment: str) -> dict[str, bool]:
         return read_object(owners_file(workspace, experiment), workspace)
     except FileNotFoundError:
         return {}
+
+
+def names_in(folder: Path, most: int | None = None) -> list[str]:
+    """Names in a folder, in no order; none if it cannot be listed.
+
+    Args:
+        folder: in which ranks may have made any number of files.
+        most: how many of them are looked at; by default all.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in islice(entries, most)]
+    except OSError:
+        return []
 
 
 def make_workspace(folder: Path) -> None:
@@ -229,12 +244,16 @@ class RunLayout:
         """
         return self.state / f"{_TRY}{try_number}{f'.{preempted}' if preempted else ''}"
 
-    def all_records(self) -> list[Path]:
-        """Those that are there, in the order of their jobs."""
+    def all_records(self, most_entries: int | None = None) -> list[Path]:
+        """Those that are there, in the order of their jobs.
+
+        Args:
+            most_entries: how many names are looked at, of which ranks may make any number.
+        """
         found = []
-        for path in self.state.glob(f"{_TRY}*"):  # ranks may write there, too
-            if match := re.fullmatch(rf"{_TRY}(\d+)(?:\.(\d+))?", path.name):
-                found.append((int(match[1]), int(match[2] or 0), path))
+        for name in names_in(self.state, most_entries):
+            if match := re.fullmatch(rf"{_TRY}(\d+)(?:\.(\d+))?", name):
+                found.append((int(match[1]), int(match[2] or 0), self.state / name))
         return [path for *_, path in sorted(found)]
 
     @property

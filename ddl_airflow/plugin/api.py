@@ -70,6 +70,8 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 _LONGEST_SEARCH = 200
+# That are remembered: of the files of a model each may have 200 KB.
+_MOST_LINEAGES = 200
 # Of the list, for all folders that models are published in.
 _PATIENCE_S = 0.5
 _TENSORBOARD = "tensorboard"
@@ -86,9 +88,11 @@ def app() -> FastAPI:
     api = FastAPI(title="DDL training", docs_url=None, redoc_url=None, openapi_url=None)
     page = (_BUILT / "index.html").read_text("utf-8")
     known, pointers, boards = Trainings(), Pointers(), cache(_tensorboards)
-    files = Unchanged()
+    files, lineages = Unchanged(), Unchanged(_MOST_LINEAGES)
     # In threads of their own: they look into the workspace, which may hang.
     starting = CapacityLimiter(_STARTING)
+    # The key may come of a command or a secrets backend: it is asked once, for whoever waits.
+    tokens, asking = cache(_tokens), CapacityLimiter(1)
     api.state.tensorboards = boards
     may_read = Depends(readers_of_task_logs())
     among = Depends(readers_among_dags())
@@ -170,7 +174,7 @@ def app() -> FastAPI:
     def start_tensorboard(dag_id: str, run_id: str) -> dict[str, str]:
         layout = _layout(dag_id, run_id)
         try:
-            token = _tokens().make(dag_id, layout.training_id)
+            token = tokens().make(dag_id, layout.training_id)
             boards().start(layout)
         except TensorBoardRefused as error:
             raise HTTPException(503, str(error)) from None
@@ -179,10 +183,10 @@ def app() -> FastAPI:
     @api.api_route(f"/{_TENSORBOARD}/{{token}}/{{path:path}}", methods=["GET", "POST", "OPTIONS"])
     async def through(token: str, path: str, request: Request) -> Response:
         try:
-            tokens = _tokens()
-            of = tokens.read(token)
+            ours = await to_thread.run_sync(tokens, limiter=asking)
+            of = ours.read(token)
             if of is None:
-                return refused(403, _TOO_OLD if tokens.signed(token) else _FOREIGN)
+                return refused(403, _TOO_OLD if ours.signed(token) else _FOREIGN)
             layout = RunLayout(workspace(), *of)
             try:
                 return await pass_on(request, path, boards().socket(layout))
@@ -198,7 +202,7 @@ def app() -> FastAPI:
     def graph(dag_id: str, run_id: str, fresh: bool = False) -> JSONResponse:
         if fresh:
             pointers.forget()
-        return _answer(read_graph(_layout(dag_id, run_id), pointers))
+        return _answer(read_graph(_layout(dag_id, run_id), pointers, lineages))
 
     def opened(rank: int, dag_id: str, run_id: str) -> BinaryIO:
         layout = _layout(dag_id, run_id)
@@ -238,10 +242,17 @@ def _tensorboards() -> TensorBoards:
 
 
 def _tokens() -> Tokens:
-    key = conf.get("api", "secret_key", fallback="")
-    # In place of one that is not set Airflow makes one up, another one in each process.
-    if key == conf.get_default_value("api", "secret_key"):
-        key = conf.get("api_auth", "jwt_secret", fallback="")
+    try:
+        key = conf.get("api", "secret_key", fallback="")
+        # In place of one that is not set Airflow makes one up, another one in each process.
+        if key == conf.get_default_value("api", "secret_key"):
+            key = conf.get("api_auth", "jwt_secret", fallback="")
+    except Exception as error:
+        # A secrets backend may raise what it likes; its words, or a command's, may have the key.
+        raise TensorBoardRefused(
+            f"[api] secret_key cannot be read: {type(error).__name__}. See on the api-server's "
+            "host what `airflow config get-value api secret_key` says."
+        ) from None
     return Tokens(key)
 
 

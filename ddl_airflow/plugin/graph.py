@@ -11,7 +11,6 @@ from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
 from typing import Any
 
-from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.errors import FileRefused
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.sections.places import Connection
@@ -20,6 +19,7 @@ from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, Pointer, read_pointer
 from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.plugin.training import mapping, read_record
+from ddl_airflow.plugin.unchanged import Unchanged
 
 _FRESH_S = 15.0
 # While a store is asked again, what it said before is told: for so long.
@@ -29,8 +29,16 @@ _PATIENCE_S = 1.5  # of who waits for an answer; the next one may have it
 _READERS_OF_ONE = 2
 _READERS = 16
 _MOST_FILES = 500
+_MOST_NAMED = 20
 # Bytes of a record, which lists each object of the data: some 400,000.
 _MOST_OF_LINEAGE = 64 * 2**20
+# What nodes have of a record, beside files, metrics and the outcome.
+_DRAWN = {
+    "dataset": ("uri", "fingerprint", "files", "bytes"),
+    "code": ("digest", "git_commit"),
+    "manifest": ("name", "digest", "dialect", "file"),
+    "run": ("run_id", "started", "triggered_by"),
+}
 
 # What is asked: where results are, and by which connection; of which DAG.
 _Place = tuple[str, str, str]
@@ -134,8 +142,15 @@ def _short(pointer: Pointer | None) -> dict[str, Any] | None:
     }
 
 
-def read_graph(layout: RunLayout, pointers: Pointers) -> dict[str, Any]:
+def read_graph(
+    layout: RunLayout, pointers: Pointers, files: Unchanged | None = None
+) -> dict[str, Any]:
     """The graph of a training, as far as it has come.
+
+    Args:
+        layout: the run's.
+        pointers: what stores say.
+        files: what was read of them before.
 
     Returns:
         ``nodes``: each ``id``, ``kind`` (data, code, manifest, run, model or pointer), ``title``
@@ -144,11 +159,12 @@ def read_graph(layout: RunLayout, pointers: Pointers) -> dict[str, Any]:
         why the pointers are not known, or empty; ``pending``: whether they may be soon.
         ``production``: the pointer, or null. ``results``: where its DAG publishes, or empty.
     """
-    record = read_record(layout)
+    record, files = read_record(layout), files or Unchanged()
     too_large = False
     with suppress(FileRefused, OSError):
-        too_large = (layout.kept / LINEAGE).lstat().st_size > _MOST_OF_LINEAGE
-        published = read_object(layout.kept / LINEAGE, layout.workspace, _MOST_OF_LINEAGE)
+        lineage = layout.kept / LINEAGE
+        too_large = lineage.lstat().st_size > _MOST_OF_LINEAGE
+        published = files.read(lineage, layout.workspace, _drawn, most_bytes=_MOST_OF_LINEAGE)
         if _made_of(published) == _made_of(record):  # else it has been cleared, and trains anew
             record = {**published, **_outcome(record)}
     outcome = mapping(record.get("outcome"))
@@ -164,16 +180,13 @@ def read_graph(layout: RunLayout, pointers: Pointers) -> dict[str, Any]:
         of_none = {"unknown": "", "pending": False, "production": None, "results": ""}
         return {"nodes": nodes, "edges": edges} | of_none
     result = mapping(record.get("result"))
-    files = [one for one in result.get("files") or () if isinstance(one, Mapping)]
     metrics = mapping(result.get("metrics")).items()
     told = [("place", publication), *((name, value) for name, value in metrics)]
     if too_large:
         limit = f"larger than {_MOST_OF_LINEAGE >> 20} MiB"
         told.append(("files", f"not shown here: {LINEAGE}, which is in the place, too, is {limit}"))
     model = _node("model", "model", publication.rpartition("/")[2], told)
-    model["files"] = [
-        {name: one.get(name) for name in ("key", "size", "sha256")} for one in files[:_MOST_FILES]
-    ]
+    model["files"] = _files(result)
     nodes.append(model)
     edges.append(("run", "model"))
     known = pointers.read(outcome.get("results"), layout.dag_id)
@@ -197,6 +210,28 @@ def read_graph(layout: RunLayout, pointers: Pointers) -> dict[str, Any]:
     }
 
 
+def _drawn(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a training's record what the graph has of it, without the objects of its data."""
+    told: dict[str, Any] = {
+        section: {name: of[name] for name in names if name in of}
+        for section, names in _DRAWN.items()
+        if (of := mapping(record.get(section)))
+    }
+    if "outcome" in record:
+        told["outcome"] = record["outcome"]
+    if isinstance(code_files := mapping(record.get("code")).get("files"), list):
+        told["code"]["files"] = code_files[:_MOST_NAMED]
+    result = mapping(record.get("result"))
+    told["result"] = {"metrics": result.get("metrics"), "files": _files(result)}
+    return told
+
+
+def _files(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Those of a model, with their digests, as many as are shown."""
+    known = [one for one in result.get("files") or () if isinstance(one, Mapping)][:_MOST_FILES]
+    return [{name: one.get(name) for name in ("key", "size", "sha256")} for one in known]
+
+
 def _made_of(record: Mapping[str, Any]) -> list[Any]:
     data, code, manifest = (mapping(record.get(name)) for name in ("dataset", "code", "manifest"))
     return [data.get("fingerprint"), code.get("digest"), manifest.get("digest")]
@@ -213,7 +248,7 @@ def _inputs(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         nodes.append(_node("data", "data", str(data.get("uri", "data")), told))
     if code := mapping(record.get("code")):
         files = code.get("files")
-        names = [str(one) for one in files[:20]] if isinstance(files, list) else []
+        names = [str(one) for one in files[:_MOST_NAMED]] if isinstance(files, list) else []
         told = [("digest", code.get("digest")), ("commit", code.get("git_commit"))]
         nodes.append(_node("code", "code", ", ".join(names) or "code", told))
     if manifest := mapping(record.get("manifest")):

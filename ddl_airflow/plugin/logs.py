@@ -6,13 +6,13 @@ import codecs
 import io
 import os
 import re
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ddl_airflow.core.beneath import open_beneath
 from ddl_airflow.core.errors import FileRefused
+from ddl_airflow.core.layout import names_in
 
 _PIECE = 64 * 1024
 # Of a log, in one answer: its end first, of which people want to read the last lines.
@@ -20,7 +20,11 @@ _TAIL = 64 * 1024
 _MOST_FOUND = 200
 _MOST_SEARCHED = 256 * 1024 * 1024
 _AT_ONCE = 1024 * 1024
+# In pieces that have the words somewhere, of which each line is looked at: a second's work.
+_MOST_LINES = 1_000_000
 _LONGEST_LINE = 1000
+_MOST_NAMES = 20_000
+_MOST_RANKS = 4096
 
 
 def rank_log(folder: Path, root: Path, rank: int) -> BinaryIO | None:
@@ -38,10 +42,10 @@ def rank_log(folder: Path, root: Path, rank: int) -> BinaryIO | None:
 
 
 def ranks_with_logs(folder: Path) -> list[int]:
-    """Ranks whose log is in the folder, in order."""
-    numbers = (path.stem[5:] for path in folder.glob("rank-*.log"))
+    """Ranks whose log is in the folder, in order, as many as a page shows."""
     # The shim writes no other names; int() would take more, and fail over "²".
-    return sorted(int(number) for number in numbers if re.fullmatch("[0-9]{1,9}", number))
+    logs = (re.fullmatch(r"rank-([0-9]{1,9})\.log", name) for name in names_in(folder, _MOST_NAMES))
+    return sorted(int(log[1]) for log in logs if log)[:_MOST_RANKS]
 
 
 def whole_log(file: BinaryIO) -> Iterator[bytes]:
@@ -87,26 +91,36 @@ def lines_with(file: BinaryIO, words: str) -> dict[str, Any]:
 
     Returns:
         ``found``: ``text`` (at most 1000 characters of the line) and its ``end`` in the file, in
-        bytes, the newest last; ``more``: how many older ones there are; ``searched``: the bytes
-        that were looked at, from the log's end.
+        bytes, the newest last; ``more``: how many older ones there are in what was searched;
+        ``searched``: the bytes that were looked at, from the log's end; ``size``: the log's.
     """
-    size = os.fstat(file.fileno()).st_size
-    at = max(0, size - _MOST_SEARCHED)
-    searched, sought = size - at, words.casefold()
-    found: deque[dict[str, Any]] = deque(maxlen=_MOST_FOUND)
-    count = 0
-    file.seek(at)
-    while at < size and (piece := file.read(min(_AT_ONCE, size - at))):
-        piece += file.readline(_PIECE)  # the rest of its last line
+    size = end = os.fstat(file.fileno()).st_size
+    first, sought = max(0, size - _MOST_SEARCHED), words.casefold()
+    found: list[dict[str, Any]] = []
+    count = lines = 0
+    # From the end: should the lines be too many, the newest are those that count.
+    while end > first and lines < _MOST_LINES:
+        start = _begin_of_line(file, max(first, end - _AT_ONCE), first)
+        file.seek(start)
+        piece = file.read(end - start)
+        end = start
         if sought not in piece.decode("utf-8", "replace").casefold():
-            at += len(piece)
             continue
-        lines = io.BytesIO(piece)
-        # A line may be as long as the log.
-        while line := lines.readline(_PIECE):
-            at += len(line)
+        at = start + len(piece)
+        for line in reversed(io.BytesIO(piece).readlines()):
+            lines += 1
             text = line.decode("utf-8", "replace").rstrip("\n")
             if sought in text.casefold():
                 count += 1
-                found.append({"text": text[:_LONGEST_LINE], "end": at})
-    return {"found": list(found), "more": count - len(found), "searched": searched}
+                if count <= _MOST_FOUND:
+                    found.append({"text": text[:_LONGEST_LINE], "end": at})
+            at -= len(line)
+    more = count - len(found)
+    return {"found": found[::-1], "more": more, "searched": size - end, "size": size}
+
+
+def _begin_of_line(file: BinaryIO, at: int, first: int) -> int:
+    """Where the line at a place begins, or a place within it: one may be as long as the log."""
+    before = max(first, at - _PIECE)
+    file.seek(before)
+    return before + file.read(at - before).rfind(b"\n") + 1

@@ -187,7 +187,7 @@ def read_jobs(layout: RunLayout, files: Unchanged | None = None) -> list[dict[st
         files: what was read of them before.
     """
     files, budget = files or Unchanged(), Budget(_MOST_OF_RANKS)
-    folders = layout.all_records()[-_MOST_JOBS:]
+    folders = _folders(layout)
     # The last first: should all together be too much, that is what people look at.
     jobs = [
         _job(layout, folder, files, budget, last=folder is folders[-1])
@@ -205,7 +205,7 @@ def read_starts(layout: RunLayout, files: Unchanged | None = None) -> list[float
     files, budget = files or Unchanged(), Budget(_MOST_OF_RANKS)
     starts: list[float] = []
     following = math.inf
-    for folder in reversed(layout.all_records()[-_MOST_JOBS:]):
+    for folder in reversed(_folders(layout)):
         with suppress(FileRefused, OSError):
             record = _record(folder, 0, layout.workspace, files, budget)
             at = record["started"]
@@ -213,6 +213,11 @@ def read_starts(layout: RunLayout, files: Unchanged | None = None) -> list[float
         starts.append(following)
     starts.reverse()
     return starts if starts == sorted(starts) else []
+
+
+def _folders(layout: RunLayout) -> list[Path]:
+    """Those of the records of the last jobs, in their order."""
+    return layout.all_records(_MOST_ENTRIES)[-_MOST_JOBS:]
 
 
 def _job(
@@ -249,7 +254,7 @@ def _records(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     if budget.spent:
         return
-    numbers = (re.fullmatch(r"rank-(\d{1,9})\.json", path.name) for path in folder.glob("rank-*"))
+    numbers = (re.fullmatch(r"rank-(\d{1,9})\.json", name) for name in budget.names(folder))
     for rank in sorted(int(match[1]) for match in numbers if match)[:_MOST_RANKS]:
         with suppress(FileRefused, OSError):
             yield rank, _record(folder, rank, root, files, budget)
@@ -374,7 +379,7 @@ def read_communication(layout: RunLayout, files: Unchanged | None = None) -> dic
     with suppress(FileRefused, OSError):
         if told := files.read(layout.statistics, layout.workspace, _spent, budget=budget):
             return {"ended": True, **told}
-    for folder in layout.all_records()[-1:]:
+    for folder in _folders(layout)[-1:]:
         ranks = []
         for number, record in _records(folder, layout.workspace, files, budget):
             with suppress(FileRefused, OSError):

@@ -15,12 +15,15 @@ from typing import Any, TypeVar
 
 from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.errors import FileRefused
+from ddl_airflow.core.layout import names_in
 
 _Part = TypeVar("_Part")
 _MOST = 20_000
 _MOST_BYTES = 16 * 2**20
 # In one answer: with what ranks say elsewhere fewer than are kept, or each would be read each time.
 _MOST_FILES = 15_000
+# In all folders that are listed for one answer: of each rank there are some files.
+_MOST_NAMES = 100_000
 # A file that was written within that time may be written once more without its times telling.
 _SETTLED_S = 2.0
 
@@ -35,15 +38,22 @@ class Budget:
     def __init__(self, left: int) -> None:
         self._left = left
         self._files = _MOST_FILES
+        self._names = _MOST_NAMES
 
     @property
     def spent(self) -> bool:
-        """Whether no further file may be looked at."""
-        return self._files <= 0
+        """Whether no further folder may be looked at."""
+        return self._files <= 0 or self._names <= 0
+
+    def names(self, folder: Path) -> list[str]:
+        """Names in a folder, in no order, as many as are left."""
+        found = names_in(folder, self._names)
+        self._names -= len(found)
+        return found
 
     def look(self, path: Path) -> None:
         """Raises FileRefused if it is one file too many."""
-        if self.spent:
+        if self._files <= 0:
             raise FileRefused(f"{path} is one of too many files for a page.")
         self._files -= 1
 
@@ -57,11 +67,15 @@ class Budget:
 class Unchanged:
     """Parts of JSON files, read again when the file is another.
 
+    Args:
+        most: how many parts are kept; fewer where they are not small.
+
     Attributes:
         reads: how many files were read so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most or _MOST
         self._known: dict[tuple[Path, object], tuple[Any, Any]] = {}
         self._lock = threading.Lock()
         self.reads = 0
@@ -102,7 +116,7 @@ class Unchanged:
         if time.time() - stat.st_mtime > _SETTLED_S:
             with self._lock:
                 self._known.pop((path, part), None)
-                if len(self._known) >= _MOST:
+                if len(self._known) >= self._most:
                     del self._known[next(iter(self._known))]  # the oldest
                 self._known[path, part] = (stamp, taken)
         return taken

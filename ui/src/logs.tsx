@@ -109,6 +109,7 @@ export function Logs(
         {error && <p class="lost">{error}</p>}
         {found && (
           <p>{found.found.length ? `${count(found.found.length + found.more)} lines with “${found.of}”` : `No line with “${found.of}”`}
+            {found.searched < found.size && ` in the last ${bytes(found.searched)}`}
             {found.more > 0 && `, the newest ${count(found.found.length)} here`}</p>
         )}
       </div>

@@ -57,7 +57,7 @@ export interface Graph {
   production: (Named & { before: Named[] }) | null;
 }
 export interface LogPart { text: string; start: number; end: number; size: number }
-export interface Found { found: { text: string; end: number }[]; more: number; searched: number }
+export interface Found { found: { text: string; end: number }[]; more: number; searched: number; size: number }
 export interface Task {
   task_id: string; task_display_name: string; operator_name: string; state: string | null;
 }

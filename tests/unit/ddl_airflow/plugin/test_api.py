@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import re
 
@@ -401,24 +400,37 @@ def test_lines_are_found_wherever_a_log_is_cut(tmp_path, monkeypatch, at_once):
     whole = text.encode()
     ends = [whole.index(b"1\n") + 2, whole.index(b"2\n") + 2, len(whole)]
     assert [line["end"] for line in said["found"]] == ends
-    assert (said["more"], said["searched"]) == (0, len(whole))
+    assert (said["more"], said["searched"], said["size"]) == (0, len(whole), len(whole))
 
 
-def test_a_log_of_empty_lines_is_not_read_line_by_line(tmp_path):
+def test_a_log_of_empty_lines_is_not_read_line_by_line(tmp_path, monkeypatch):
     from ddl_airflow.plugin import logs
 
-    class Counted(io.FileIO):
-        lines = 0
+    monkeypatch.setattr(logs, "_MOST_LINES", 1000)
+    path = tmp_path / "rank-0.log"
+    path.write_bytes(b"here\n" + b"\n" * 3_000_000)
+    with path.open("rb") as file:
+        said = logs.lines_with(file, "HERE")
+    assert said == {
+        "found": [{"text": "here", "end": 5}],
+        **{"more": 0, "searched": 3_000_005, "size": 3_000_005},
+    }
 
-        def readline(self, *size):
-            self.lines += 1
-            return super().readline(*size)
+
+def test_of_very_many_lines_with_the_words_the_newest_are_looked_at(tmp_path):
+    """A search is over in a second, and says how far it came."""
+    from ddl_airflow.plugin import logs
 
     path = tmp_path / "rank-0.log"
-    path.write_bytes(b"\n" * 2_000_000 + b"here\n")
-    with Counted(path) as file:
-        (line,) = logs.lines_with(file, "HERE")["found"]
-        assert line == {"text": "here", "end": 2_000_005} and file.lines < 10
+    path.write_bytes(b"here\n" * 2_000_000)
+    with path.open("rb") as file:
+        said = logs.lines_with(file, "here")
+    assert [line["end"] for line in said["found"]] == [
+        10_000_000 - 5 * n for n in reversed(range(200))
+    ]
+    # Each line of what was searched, and no more than a MiB beyond the limit.
+    assert 5 * (200 + said["more"]) == said["searched"]
+    assert 1_000_000 <= 200 + said["more"] < 1_300_000 and said["size"] == 10_000_000
 
 
 def test_a_workspace_that_hangs_takes_some_threads_only(workspace, monkeypatch):

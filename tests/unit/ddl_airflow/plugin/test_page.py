@@ -332,6 +332,23 @@ def test_the_end_of_a_log_comes_first_and_one_finds_what_is_before(tab, site):
     assert Path(whole.value.path()).read_text() == "".join([*lines, "what was added\n"])
 
 
+def test_a_search_that_ends_before_all_of_a_log_says_so(tab, site, monkeypatch):
+    from ddl_airflow.plugin import logs
+
+    (site.layout.logs / "rank-0.log").write_text("here\n" * 4096)
+    _, frame = tab()
+    search, status = frame.get_by_label("Search"), frame.locator("#logs").get_by_role("status")
+    search.fill("here")
+    search.press("Enter")
+    expect(status).to_have_text("4,096 lines with “here”, the newest 200 here")
+    monkeypatch.setattr(logs, "_MOST_SEARCHED", 5 * 1024)
+    search.press("Enter")
+    expect(status).to_have_text("1,024 lines with “here” in the last 5 KiB, the newest 200 here")
+    search.fill("nowhere")
+    search.press("Enter")
+    expect(status).to_have_text("No line with “nowhere” in the last 5 KiB")
+
+
 def test_who_comes_back_to_a_log_is_shown_its_end(tab, site):
     log = site.layout.logs / "rank-0.log"
     log.write_text("begun\n")

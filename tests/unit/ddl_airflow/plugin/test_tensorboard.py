@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import signal
 import socket
 import socketserver
+import ssl
 import struct
 import subprocess
 import sys
@@ -306,6 +308,76 @@ def app(workspace, monkeypatch, tmp_path):
     site.state.boards = plugin.state.tensorboards
     yield site
     site.state.boards().close()
+
+
+@pytest.fixture
+def told(app, layout):
+    """told(path) -> the app's answer, of what listens in TensorBoard's place."""
+    from fastapi.testclient import TestClient
+
+    from ddl_airflow.plugin.tensorboard import Tokens
+
+    boards = app.state.boards()
+    boards._make_folder()
+    Told.asked = []
+    at = boards.socket(layout)
+    token = Tokens("of this site").make("digits", layout.training_id)
+    with socketserver.ThreadingUnixStreamServer(str(at), Told) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client = TestClient(app)
+        yield lambda path: client.get(f"/ddl/tensorboard/{token}/{path}")
+        server.shutdown()
+    at.unlink()
+
+
+def test_over_a_unix_socket_no_certificates_are_read(told, monkeypatch):
+    """It takes tens of milliseconds, in which the api-server answers nobody."""
+
+    def read(*_, **__):
+        raise AssertionError("certificates are read")
+
+    monkeypatch.setattr(ssl, "create_default_context", read)
+    assert told("data/runs").status_code == 200
+
+
+def keyed_by(monkeypatch, tmp_path, then):
+    """The key comes of a command that does this, too. The file in which each call is a line."""
+    calls, command = tmp_path / "calls", tmp_path / "key.sh"
+    command.write_text(f"#!/bin/sh\necho call >> {calls}\n{then}\n")
+    command.chmod(0o755)
+    monkeypatch.delenv("AIRFLOW__API__SECRET_KEY")
+    monkeypatch.setenv("AIRFLOW__API__SECRET_KEY_CMD", str(command))
+    return calls
+
+
+def test_nobodys_requests_run_the_command_of_the_key_once(app, monkeypatch, tmp_path):
+    """Nor does anything else wait for it."""
+    calls = keyed_by(monkeypatch, tmp_path, "sleep 1; echo of this site")
+
+    async def asked():
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://unit") as client:
+            waiting = [asyncio.create_task(client.get("/ddl/tensorboard/x/")) for _ in range(5)]
+            await asyncio.sleep(0.1)
+            page = await client.get("/ddl/training")
+            assert page.status_code == 200 and not any(one.done() for one in waiting)
+            return await asyncio.gather(*waiting)
+
+    assert [one.status_code for one in asyncio.run(asked())] == [403] * 5
+    assert calls.read_text().splitlines() == ["call"]
+
+
+def test_a_command_that_gives_no_key_is_named(app, layout, monkeypatch, tmp_path):
+    from fastapi.testclient import TestClient
+
+    keyed_by(monkeypatch, tmp_path, "echo half of a key; exit 3")
+    client = TestClient(app)
+    for answer in (
+        client.get("/ddl/tensorboard/x/"),
+        client.post("/ddl/tensorboard-of/digits/run"),
+    ):
+        assert answer.status_code == 503 and "[api] secret_key cannot be read" in answer.text
+        assert "half of a key" not in answer.text
 
 
 def test_keys_of_the_person_go_no_further(app, layout, capsys):

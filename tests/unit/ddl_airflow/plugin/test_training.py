@@ -277,6 +277,46 @@ def test_the_graph_of_a_model_of_many_objects_has_its_files(layout, monkeypatch)
     assert model()["files"] == [] and "larger than 1 MiB" in dict(model()["facts"])["files"]
 
 
+def test_a_lineage_that_has_not_changed_is_not_read_again(layout, monkeypatch):
+    """It may list hundreds of thousands of objects, and the page asks every 2 seconds."""
+    from ddl_airflow.plugin import graph
+
+    read, lineages = unchanged.read_object, []
+
+    def counted(path, *limits):
+        lineages.extend([path] if path.name == "lineage.json" else [])
+        return read(path, *limits)
+
+    for module in (graph, unchanged):
+        monkeypatch.setattr(module, "read_object", counted, raising=False)
+    files, pointers = Unchanged(), graph.Pointers()
+    listing = [{"key": f"images/{n}.png", "size": 1} for n in range(1000)]
+    record = {
+        "dataset": {"uri": "s3://b/d", "fingerprint": "sha256:1", "listing": listing},
+        "code": {"digest": "c", "files": ["train.py"]},
+        "manifest": {"name": "digits", "digest": "m"},
+        "run": {"run_id": "run", "triggered_by": "ada", "parameters": {"rate": 1}},
+        "result": {
+            "metrics": {"loss": 0.5},
+            "files": [{"key": f"{n}.pb", "size": 5, "sha256": "f"} for n in range(600)],
+        },
+        "outcome": {"state": "published", "publication": "file:///r/t/c"},
+    }
+    (layout.kept / "record.json").write_text(json.dumps(record))
+    path = layout.kept / "lineage.json"
+    path.write_text(json.dumps(record))
+    os.utime(path, (1, 1))
+    first = graph.read_graph(layout, pointers, files)
+    assert graph.read_graph(layout, pointers, files) == first and len(lineages) == 1
+    nodes = {node["kind"]: node for node in first["nodes"]}
+    assert nodes["data"]["title"] == "s3://b/d" and nodes["code"]["title"] == "train.py"
+    assert ["asked for by", "ada"] in [list(one) for one in nodes["run"]["facts"]]
+    assert dict(nodes["model"]["facts"])["loss"] == 0.5 and len(nodes["model"]["files"]) == 500
+    # What is kept of it has no listing.
+    kept = files.read(path, layout.workspace, graph._drawn)
+    assert len(lineages) == 1 and "images" not in str(kept)
+
+
 def test_what_each_rank_takes_of_its_host(layout):
     told = {"t": 110.0, "cores": 1.9, "cpu_s": 15.0, "memory": 2 << 20, "peak": 3 << 20}
     of_gpu = {"gpu": 97.5, "gpu_average": 88.0, "gpu_memory": 5 << 30, "gpu_peak": 6 << 30}
@@ -370,23 +410,70 @@ def test_ranks_cannot_have_the_page_look_at_files_without_end(layout, monkeypatc
             record(layout, name, rank, host="vm")
             os.utime(layout.state / name / f"rank-{rank}.json", (1, 1))
             (layout.state / name / f"rank-{rank}.usage").write_text('{"cores": 2.0}')
-    files, globbed = Unchanged(), []
-    glob = Path.glob
-    monkeypatch.setattr(Path, "glob", lambda path, of: globbed.append(path.name) or glob(path, of))
+    files, listed = Unchanged(), []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path.name) or scandir(path))
     for _ in range(2):
         first, last = read_jobs(layout, files)
         assert [one["usage"]["cores"] for one in last["ranks"]] == [2.0] * 2 + [None] * 6
         assert first["hosts"] == []
-    assert "try-2" in globbed and "try-1" not in globbed
+    assert "try-2" in listed and "try-1" not in listed
     layout.statistics.write_text(json.dumps({"ranks": [], "more": "x" * 1000}))
     assert read_communication(layout)["ended"]
     monkeypatch.setattr(training, "_MOST_OF_RANKS", 1000)
     assert read_communication(layout) is None
 
 
-def test_of_what_was_read_the_oldest_is_forgotten_first(layout, monkeypatch):
-    monkeypatch.setattr(unchanged, "_MOST", 4)
-    files = Unchanged()
+def test_ranks_cannot_have_the_page_list_names_without_end(layout, monkeypatch):
+    """In the folder of logs, among the tries, and in all of those together."""
+    from ddl_airflow.plugin.logs import ranks_with_logs
+
+    listed = []
+    scandir = os.scandir
+
+    class Counted:
+        def __init__(self, folder):
+            self._within, self._name = scandir(folder), Path(folder).name
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self._within.close()
+
+        def __iter__(self):
+            for entry in self._within:
+                listed.append(self._name)
+                yield entry
+
+    monkeypatch.setattr(os, "scandir", Counted)
+    for rank in range(5000):
+        (layout.logs / f"rank-{rank}.log").touch()
+    assert ranks_with_logs(layout.logs) == list(range(4096))
+    for rank in range(5000, 25_000):
+        (layout.logs / f"rank-{rank}.log").touch()
+    del listed[:]
+    assert len(ranks_with_logs(layout.logs)) == 4096 and len(listed) == 20_000
+    monkeypatch.setattr(training, "_MOST_ENTRIES", 100)
+    monkeypatch.setattr(unchanged, "_MOST_NAMES", 30)
+    for number in range(200):
+        (layout.state / f"try-{number}").mkdir()
+    del listed[:]
+    jobs = read_jobs(layout)
+    assert len(jobs) == 100 and listed == ["ddl"] * 100
+    assert len(read_starts(layout)) == 100 and len(listed) == 200
+    for job in jobs[-2:]:
+        for rank in range(20):
+            record(layout, f"try-{job['try']}", rank, host="vm")
+    del listed[:]
+    *_, before, last = read_jobs(layout)
+    assert len(last["ranks"]) == 20 and before["hosts"] == ["vm"]
+    assert listed.count("ddl") == 100 and len(listed) == 130
+    assert "more than a page looks at" in before["words"]
+
+
+def test_of_what_was_read_the_oldest_is_forgotten_first(layout):
+    files = Unchanged(4)
     paths = [layout.state / f"{number}.json" for number in range(5)]
     for path in paths:
         path.write_text("{}")
