@@ -1163,7 +1163,7 @@ def loss_scaling_of_keras_2_reduces_once() -> None:
 
 
 @check
-def variables_stay_local_within_loss_scaling() -> None:
+def variables_stay_local_within_loss_scaling_and_clipping() -> None:
     scaled = [(keras, keras.optimizers.LossScaleOptimizer, keras.optimizers.SGD)]
     if importlib.util.find_spec("tf_keras") is not None:  # pip install -r requirements/legacy.txt
         import tf_keras
@@ -1196,6 +1196,10 @@ def variables_stay_local_within_loss_scaling() -> None:
             assert [float(one.numpy()[0, 0]) for one in variables] == [0.0, 0.0], (within, there)
             scale = scaling.dynamic_scale if kind is keras else scaling.loss_scale
             assert float(scale) == 2.0, (within, there, scale)
+        clipping = within(1.0, global_clipnorm=1.0)
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            hvd_keras.PartialDistributedOptimizer(clipping, local_layers=[layer, layer])
+        assert said.getvalue().count("Take clipnorm") == (RANK == 0), (within, said.getvalue())
 
 
 @check

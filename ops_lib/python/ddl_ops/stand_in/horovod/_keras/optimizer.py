@@ -79,19 +79,20 @@ def distribute(
     if (another := getattr(optimizer, "_hvd_another", None)) is not None:
         made = _distributed(another(), reduction, passes, average_passes)
         if rank() == 0 and (rates := _rates(made, optimizer)):
-            print(
-                f"ddl: rank 0: WARNING: this {type(optimizer).__name__} was wrapped before, and a "
-                f"new one is made as it was at first, with a learning rate of {rates[0]:g}; by now "
-                f"it has {rates[1]:g}. If you have set that, set it on what DistributedOptimizer "
-                "returns.",
-                file=sys.stderr,
-                flush=True,
+            _warn(
+                f"this {type(optimizer).__name__} was wrapped before, and a new one is made as it "
+                f"was at first, with a learning rate of {rates[0]:g}; by now it has {rates[1]:g}. "
+                "If you have set that, set it on what DistributedOptimizer returns."
             )
         return made
     another = _maker_of(optimizer)
     optimizer = _distributed(optimizer, reduction, passes, average_passes)
     optimizer._hvd_another = another
     return optimizer
+
+
+def _warn(of: str) -> None:
+    print(f"ddl: rank 0: WARNING: {of}", file=sys.stderr, flush=True)
 
 
 def _rates(*optimizers: Any) -> list[float]:
@@ -189,6 +190,13 @@ class _Distributed:
 
     def register_local_var(self: Any, var: Any) -> None:
         """From here on the gradient of this variable stays on its rank."""
+        if rank() == 0 and getattr(self, "global_clipnorm", None) and not self._hvd.has_local:
+            _warn(
+                f"{type(self).__name__} clips by the norm of all gradients (global_clipnorm). "
+                "Those of local variables differ from rank to rank, and with them the factor by which "
+                "each clips what all share, which drifts apart. Take clipnorm, which clips each "
+                "gradient by its own norm."
+            )
         self._hvd.register_local(var)
 
     def _reduce_at_once(self: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:

@@ -184,6 +184,11 @@ class DistributedGradients:
         """From here on its gradient stays on its rank, divided by the number of ranks."""
         self._local |= keys_of([variable])
 
+    @property
+    def has_local(self) -> bool:
+        """Whether any was registered."""
+        return bool(self._local)
+
     def is_local(self, variable: Any) -> bool:
         """Whether it was registered."""
         return key_of(variable) in self._local
@@ -198,7 +203,7 @@ class DistributedGradients:
         A rank that skipped the step alone would go on with another scale than the others. One more
         scalar is reduced for that, also by a rank whose local gradients are None.
         """
-        if not self._local:
+        if not self.has_local:
             return self(gradients, variables)
         pairs = zip(gradients, variables, strict=True)
         mine = _zero_or_nan([one for one, variable in pairs if self.is_local(variable)])
