@@ -59,6 +59,8 @@ export interface Graph {
 export interface LogPart { text: string; start: number; end: number; size: number }
 export interface Found { found: { text: string; end: number }[]; more: number; searched: number }
 export interface Task {
+  // Of the task instance: Airflow gives it a new one when it is cleared.
+  id: string;
   task_id: string; task_display_name: string; operator_name: string; state: string | null;
 }
 
@@ -151,9 +153,11 @@ async function orderOf(dag: string): Promise<Map<string, number>> {
   return order;
 }
 
+export const instancesOf = (dag: string, run: string): string =>
+  `${API}/dags/${encodeURIComponent(dag)}/dagRuns/${encodeURIComponent(run)}/taskInstances`;
+
 export async function tasksOf(dag: string, run: string): Promise<Task[]> {
-  const path = `${API}/dags/${encodeURIComponent(dag)}/dagRuns/${encodeURIComponent(run)}/taskInstances`;
-  const found = await ask<{ task_instances: Task[] }>(path);
+  const found = await ask<{ task_instances: Task[] }>(instancesOf(dag, run));
   if (!orders.has(dag)) orders.set(dag, orderOf(dag).catch(() => new Map()));
   const order = await orders.get(dag)!;
   const place = (task: Task) => order.get(task.task_id) ?? order.size;

@@ -610,6 +610,32 @@ def test_a_model_that_waits_for_approval_gets_it(tab, published):
     assert published.sent == [("approve", {"chosen_options": ["Approve"], "params_input": {}})]
 
 
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [("awaiting_input", "another model waits"), (None, "no longer waits for approval")],
+)
+def test_a_model_that_was_not_shown_gets_no_approval(tab, published, state, why):
+    """Somebody clears the run while the page is open."""
+    published.tasks["approve"] = "awaiting_input"
+    page, frame = tab("dag_id=mnist-tf1&run_id=first")
+    frame.get_by_role("link", name="Lineage, with all digests").click()
+    approve = frame.get_by_role("button", name="Approve")
+    expect(approve).to_be_visible()
+    published.ids["approve"] = "of another try"
+    published.tasks["approve"] = state
+    approve.click()
+    expect(frame.get_by_role("status").filter(has_text=why)).to_be_visible()
+    expect(approve).to_have_count(1 if state else 0)
+    assert published.sent == []
+    without_fault(page)
+    shot(page, f"approve-{state}")
+    if state:
+        # What is shown now is what waits.
+        approve.click()
+        expect(frame.get_by_text("Approve: said.")).to_be_visible()
+        assert [task for task, _ in published.sent] == ["approve"]
+
+
 def test_a_store_that_is_slow_is_asked_again(tab, published, monkeypatch):
     from ddl_airflow.plugin import graph
 
