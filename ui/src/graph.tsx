@@ -118,7 +118,9 @@ function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => v
     setAsked(true);
     // By its name: "the one before" is another one when this has been done twice.
     const before = to || (earlier.find((one) => !one.withdrawn)?.publication ?? "");
-    const conf = { model: dag, action: move, to: move === "promote" ? publication : before, reason };
+    // Another may serve by now than the page shows.
+    const instead_of = graph.production?.publication ?? null;
+    const conf = { model: dag, action: move, to: move === "promote" ? publication : before, instead_of, reason };
     try {
       const { is_paused } = await ask<Dag>(`${API}/dags/${encodeURIComponent(by.dag_id)}`);
       const body = JSON.stringify({ logical_date: null, conf });

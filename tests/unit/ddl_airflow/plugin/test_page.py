@@ -588,9 +588,22 @@ def test_the_lineage_of_a_model(tab, published, theme):
         "model": "mnist-tf1",
         "action": "rollback",
         "to": "t-first/0000000000000000-11111111",
+        "instead_of": "t-second/0000000000000000-11111111",
         "reason": "it is worse at night",
     }
     assert published.sent == [("ddl-production", {"logical_date": None, "conf": conf})]
+
+
+def test_a_promotion_says_what_served_when_it_was_decided(tab, published):
+    _, frame = tab("")
+    frame.locator("tr", has_text="first").get_by_role("link", name="Lineage").click()
+    frame.get_by_role("button", name="Put this model into production …").click()
+    frame.get_by_role("dialog").get_by_role("button", name="Put this model").click()
+    expect(frame.get_by_text("Asked for: run manual__1 of ddl-production.")).to_be_visible()
+    ((_, asked),) = published.sent
+    conf = asked["conf"]
+    assert (conf["action"], conf["to"]) == ("promote", "t-first/0000000000000000-11111111")
+    assert conf["instead_of"] == "t-second/0000000000000000-11111111"
 
 
 def test_a_model_that_waits_for_approval_gets_it(tab, published):
