@@ -472,6 +472,7 @@ def published(site, tmp_path):
     (site.layout.kept / "record.json").write_text(json.dumps(record))
     # Its task was killed without a word.
     site.recorded("lost", state="running", step="stage_data")
+    site.runs.append({"dag_id": "mnist-tf1", "dag_run_id": "lost", "state": "failed"})
     return site
 
 
@@ -517,6 +518,30 @@ def test_all_trainings_in_a_table(tab, published, theme, width):
     published.tasks["train"] = "failed"
     frame.get_by_role("link", name=re.compile("digits")).click()
     expect(frame.locator("#failure")).to_contain_text("no.")
+
+
+def test_what_was_killed_long_ago_does_not_run(tab, published):
+    """Many have failed since, and many are open."""
+    for name in ("open", "deleted", "by-hand-2026-11-29"):
+        published.recorded(name, state="running", step="train")
+
+    def runs(name, state, number):
+        named = {"dag_id": "mnist-tf1", "state": state}
+        return [named | {"dag_run_id": f"{name}-{n}"} for n in range(number)]
+
+    published.runs.append({"dag_id": "mnist-tf1", "dag_run_id": "open", "state": "running"})
+    published.runs += [*runs("later", "failed", 100), *runs("waiting", "queued", 150)]
+    page, frame = tab("")
+    for name, state in {
+        "lost": "ended",
+        "deleted": "ended",
+        "open": "running",
+        "by-hand-2026-11-29": "running",  # of none of Airflow's runs
+    }.items():
+        row = frame.locator("tr", has=frame.get_by_text(name, exact=True))
+        expect(row.locator(".state")).to_contain_text(state)
+    without_fault(page)
+    shot(page, "trainings-ended")
 
 
 def test_what_is_not_known_of_two_is_not_said_to_be_the_same(tab, published):
