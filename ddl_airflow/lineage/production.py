@@ -173,6 +173,7 @@ def rollback(
     by: str = "",
     reason: str = "",
     mark: str = "",
+    instead_of: str = "",
 ) -> Pointer:
     """Lets production name the model before, and returns the pointer.
 
@@ -182,9 +183,12 @@ def rollback(
         by: who.
         reason: why.
         mark: of this decision: once it is in the history, nothing changes. Empty: one of its own.
+        instead_of: the training or publication that serves, as whoever decides has seen it. Empty:
+            whatever serves.
 
     Raises:
-        NoSuchModel: there is none before, it was never in production, or it is no longer whole.
+        NoSuchModel: there is none before, it was never in production, or it is no longer whole; or
+            another serves than ``instead_of``.
     """
 
     to = to.strip("/")
@@ -194,6 +198,7 @@ def rollback(
             raise NoSuchModel(
                 f"{store.uri}/{dag_id}: no training of this DAG was ever in production."
             )
+        _check_seen(store, dag_id, now, instead_of)
         known: list[Pointer] = now["before"]
         if to:
             # The history goes further back, and names what served without its facts.
@@ -242,6 +247,7 @@ def promote(
     by: str = "",
     reason: str = "",
     mark: str = "",
+    instead_of: str = "",
 ) -> Pointer:
     """Lets production name what a person chose, whatever serves now; returns the pointer.
 
@@ -250,9 +256,12 @@ def promote(
         by: who.
         reason: why.
         mark: of this decision: once it is in the history, nothing changes. Empty: one of its own.
+        instead_of: the training or publication that serves, as whoever decides has seen it. Empty:
+            whatever serves.
 
     Raises:
-        NoSuchModel: nothing whole was published there, or that is no such place.
+        NoSuchModel: nothing whole was published there, or that is no such place; or another serves
+            than ``instead_of``.
     """
     publication = publication.strip("/")
     if not re.fullmatch(rf"[^/]+(/{PUBLICATION})?", publication):
@@ -275,9 +284,20 @@ def promote(
     def change(now: Pointer | None) -> Pointer | None:
         if now is not None and now["publication"] == publication:
             return None
+        _check_seen(store, dag_id, now, instead_of)
         return _next(store, now, publication, facts, event)
 
     return _changed(store, _key(dag_id, PRODUCTION), change, mark)
+
+
+def _check_seen(store: ObjectStore, dag_id: str, now: Pointer | None, instead_of: str) -> None:
+    """Raises NoSuchModel if another serves than whoever decided has seen."""
+    serves = ("nothing",) if now is None else (now["publication"], now["training_id"])
+    if instead_of and instead_of.strip("/") not in serves:
+        raise NoSuchModel(
+            f"{store.uri}/{dag_id}: {serves[0]} is in production now, not {instead_of}: it has "
+            "changed since this was decided. Look at what serves, and decide again."
+        )
 
 
 def made_of(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,9 +32,10 @@ _ROLLBACK, _PROMOTE = "rollback", "promote"
 class SetProductionOperator(BaseOperator):
     """Moves ``production.json`` as the run's parameters say, and tells who waits for the model.
 
-    The parameters are ``model`` (the id of the DAG that trains it), ``action``, ``to`` and
-    ``reason``. The event is one of the asset that a training updates, ``<results>/<dag id>``; its
-    extra has the event of the pointer's history, and the model's metrics and digest.
+    The parameters are ``model`` (the id of the DAG that trains it), ``action``, ``to``,
+    ``instead_of`` and ``reason``. The event is one of the asset that a training updates,
+    ``<results>/<dag id>``; its extra has the event of the pointer's history, and the model's
+    metrics and digest.
 
     A run decides once: who clears it, or starts its task again, changes nothing if it has decided.
 
@@ -69,6 +70,7 @@ class SetProductionOperator(BaseOperator):
                 by=by,
                 reason=reason,
                 mark=f"{run.dag_id} {run.run_id}",
+                instead_of=asked["instead_of"] or "",
             )
             digest = _digest(store.at(pointer["publication"]))
         self.log.info("in production: %s", pointer["model"])
@@ -126,6 +128,12 @@ def production_dag(results: str, conn_id: str = "", dag_id: str = "ddl-productio
                 type=["null", "string"],
                 title="To",
                 description="Training or publication; to go back, empty for the one before",
+            ),
+            "instead_of": Param(
+                None,
+                type=["null", "string"],
+                title="Instead of",
+                description="What serves now: if another does by then, nothing changes",
             ),
             "reason": Param(None, type=["null", "string"], title="Why, for the history"),
         },

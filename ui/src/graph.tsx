@@ -1,6 +1,6 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { go, type Place } from "./places";
-import { API, ask, pathOf, tasksOf, type Graph, type Named, type Node, type Task } from "./server";
+import { API, ask, instancesOf, pathOf, tasksOf, type Graph, type Named, type Node, type Task } from "./server";
 import { bytes, said } from "./words";
 
 const COLUMNS: Record<string, number> = { data: 0, code: 0, manifest: 0, run: 1, model: 2, pointer: 3 };
@@ -118,7 +118,9 @@ function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => v
     setAsked(true);
     // By its name: "the one before" is another one when this has been done twice.
     const before = to || (earlier.find((one) => !one.withdrawn)?.publication ?? "");
-    const conf = { model: dag, action: move, to: move === "promote" ? publication : before, reason };
+    // Another may serve by now than the page shows.
+    const instead_of = graph.production?.publication ?? null;
+    const conf = { model: dag, action: move, to: move === "promote" ? publication : before, instead_of, reason };
     try {
       const { is_paused } = await ask<Dag>(`${API}/dags/${encodeURIComponent(by.dag_id)}`);
       const body = JSON.stringify({ logical_date: null, conf });
@@ -157,21 +159,29 @@ function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => v
   );
 }
 
-function Approve({ place, task, done }: { place: Place; task: Task; done: () => void }) {
+const waits = (task: Task) => task.state === "awaiting_input";
+
+function Approve({ place, task, say, done }: { place: Place; task: Task; say: (words: string) => void; done: () => void }) {
   const [may, setMay] = useState(false);
-  const [told, setTold] = useState("");
   useEffect(() => {
     ask<{ approve: boolean }>(`rights/${encodeURIComponent(place.dag)}`).then((rights) => setMay(rights.approve), () => setMay(false));
   }, [place.dag]);
   if (!may) return null;
   const answer = async (option: string) => {
-    const path = `${API}/dags/${encodeURIComponent(place.dag)}/dagRuns/${encodeURIComponent(place.run)}/taskInstances/${encodeURIComponent(task.task_id)}/-1/hitlDetails`;
+    const path = `${instancesOf(place.dag, place.run)}/${encodeURIComponent(task.task_id)}`;
     try {
-      await ask(path, { method: "PATCH", body: JSON.stringify({ chosen_options: [option], params_input: {} }) });
-      setTold(`${option}: said.`);
+      // Airflow takes an answer to whatever waits by then, and to a task that has ended.
+      const now = await ask<Task>(path);
+      if (!waits(now) || now.id !== task.id) {
+        say(`Nothing was sent: ${waits(now) ? "another model waits for approval now, shown here" : "this model no longer waits for approval"}.`);
+        done();
+        return;
+      }
+      await ask(`${path}/-1/hitlDetails`, { method: "PATCH", body: JSON.stringify({ chosen_options: [option], params_input: {} }) });
+      say(`${option}: said.`);
       setTimeout(done, 5000);
     } catch (error) {
-      setTold(`Airflow did not take it: ${(error as Error).message}`);
+      say(`Airflow did not take it: ${(error as Error).message}`);
     }
   };
   return (
@@ -179,7 +189,6 @@ function Approve({ place, task, done }: { place: Place; task: Task; done: () => 
       <span>This model waits for approval.</span>
       <button type="button" class="primary" onClick={() => void answer("Approve")}>Approve</button>
       <button type="button" onClick={() => void answer("Reject")}>Reject</button>
-      <span role="status">{told}</span>
     </p>
   );
 }
@@ -188,26 +197,27 @@ export function Lineage({ place }: { place: Place }) {
   const path = pathOf(place.dag, place.run);
   const [graph, setGraph] = useState<Graph | null>(null);
   const [waiting, setWaiting] = useState<Task | null>(null);
+  const [answered, setAnswered] = useState("");
   const [error, setError] = useState("");
   const [chosen, setChosen] = useState("");
   const [reads, setReads] = useState(0);
-  const read = (fresh: boolean) => {
-    ask<Graph>(`graph/${path}${fresh ? "?fresh=true" : ""}`)
-      .then((told) => {
-        setError("");
-        setGraph(told);
-      }, (told: Error) => setError(told.message))
-      .finally(() => setReads((reads) => reads + 1));
-    tasksOf(place.dag, place.run).then(
-      (tasks) => setWaiting(tasks.find((task) => task.state === "awaiting_input" && task.operator_name === "ApproveOperator") ?? null),
-      () => setWaiting(null),
-    );
+  const read = async (fresh: boolean) => {
+    // Before the graph, and shown with it: so an answer is never to a later model than the one shown.
+    const tasks = await tasksOf(place.dag, place.run).catch(() => []);
+    try {
+      setGraph(await ask<Graph>(`graph/${path}${fresh ? "?fresh=true" : ""}`));
+      setWaiting(tasks.find((task) => waits(task) && task.operator_name === "ApproveOperator") ?? null);
+      setError("");
+    } catch (told) {
+      setError((told as Error).message);
+    }
+    setReads((reads) => reads + 1);
   };
-  useEffect(() => read(false), [path]);
+  useEffect(() => void read(false), [path]);
   // A store may be slow; who waits for it longer than that is told.
   useEffect(() => {
     if (!graph || !(graph.pending || error) || reads > 16) return;
-    const timer = setTimeout(() => read(false), 2000);
+    const timer = setTimeout(() => void read(false), 2000);
     return () => clearTimeout(timer);
   }, [reads]);
   const failed = error && <p role="alert" class="lost">Cannot read the lineage: {error}</p>;
@@ -217,10 +227,11 @@ export function Lineage({ place }: { place: Place }) {
     <>
       <h1>Lineage <span class="source">of <a href={go({ view: "run", dag: place.dag, run: place.run })}>{place.dag} {place.run}</a></span></h1>
       {failed}
-      {waiting && <Approve place={place} task={waiting} done={() => read(true)} />}
+      {waiting && <Approve place={place} task={waiting} say={setAnswered} done={() => void read(true)} />}
+      <div role="status">{answered && <p>{answered}</p>}</div>
       <Picture graph={graph} chosen={node.id} choose={setChosen} />
       {graph.unknown && <p class="source">Whether it is in production is not known: {graph.unknown}.</p>}
-      <Decide graph={graph} dag={place.dag} done={() => read(true)} />
+      <Decide graph={graph} dag={place.dag} done={() => void read(true)} />
       <About node={node} />
     </>
   );

@@ -59,6 +59,8 @@ export interface Graph {
 export interface LogPart { text: string; start: number; end: number; size: number }
 export interface Found { found: { text: string; end: number }[]; more: number; searched: number; size: number }
 export interface Task {
+  // Of the task instance: Airflow gives it a new one when it is cleared.
+  id: string;
   task_id: string; task_display_name: string; operator_name: string; state: string | null;
 }
 
@@ -151,21 +153,44 @@ async function orderOf(dag: string): Promise<Map<string, number>> {
   return order;
 }
 
+export const instancesOf = (dag: string, run: string): string =>
+  `${API}/dags/${encodeURIComponent(dag)}/dagRuns/${encodeURIComponent(run)}/taskInstances`;
+
 export async function tasksOf(dag: string, run: string): Promise<Task[]> {
-  const path = `${API}/dags/${encodeURIComponent(dag)}/dagRuns/${encodeURIComponent(run)}/taskInstances`;
-  const found = await ask<{ task_instances: Task[] }>(path);
+  const found = await ask<{ task_instances: Task[] }>(instancesOf(dag, run));
   if (!orders.has(dag)) orders.set(dag, orderOf(dag).catch(() => new Map()));
   const order = await orders.get(dag)!;
   const place = (task: Task) => order.get(task.task_id) ?? order.size;
   return found.task_instances.sort((a, b) => place(a) - place(b));
 }
 
-// Which of some DAGs' runs have failed, as Airflow says, by DAG and run: of one whose task was
-// killed without a word, the record in the workspace says that it runs.
-export async function failedRuns(dags: Iterable<string>): Promise<Set<string>> {
-  interface Told { dag_id: string; dag_run_id: string }
-  const asked = { dag_ids: [...new Set(dags)], states: ["failed"], order_by: "-run_after", page_limit: 100 };
-  if (!asked.dag_ids.length) return new Set();
-  const { dag_runs } = await ask<{ dag_runs: Told[] }>(`${API}/dags/~/dagRuns/list`, { method: "POST", body: JSON.stringify(asked) });
-  return new Set(dag_runs.map((run) => `${run.dag_id}/${run.dag_run_id}`));
+// Runs of some DAGs in some states, as Airflow says, by DAG and run: the newest.
+async function runsOf(lines: Line[], states: string[], most = Infinity): Promise<Set<string>> {
+  interface Told { dag_runs: { dag_id: string; dag_run_id: string }[]; total_entries: number }
+  const dag_ids = [...new Set(lines.map((line) => line.dag_id))];
+  const found = new Set<string>();
+  for (let seen = 0, total = 1; seen < Math.min(total, most); ) {
+    const asked = { dag_ids, states, order_by: "-run_after", page_limit: 100, page_offset: seen };
+    const told = await ask<Told>(`${API}/dags/~/dagRuns/list`, { method: "POST", body: JSON.stringify(asked) });
+    if (!told.dag_runs.length) break;
+    total = told.total_entries;
+    seen += told.dag_runs.length;
+    for (const run of told.dag_runs) found.add(`${run.dag_id}/${run.dag_run_id}`);
+  }
+  return found;
+}
+
+export const idOf = (line: Line) => `${line.dag_id}/${line.run_id}`;
+
+// Gives those their state that Airflow no longer runs: of one whose task was killed without a word,
+// the record in the workspace says that it runs.
+export async function endKilled(lines: Line[]): Promise<void> {
+  // A run of `ddl-airflow run` is none of Airflow's.
+  const running = lines.filter((line) => line.state === "running" && !line.run_id.startsWith("by-hand-"));
+  if (!running.length) return;
+  const open = await runsOf(running, ["queued", "running"]);
+  const ended = running.filter((line) => !open.has(idOf(line)));
+  if (!ended.length) return;
+  const failed = await runsOf(ended, ["failed"], 100);
+  for (const line of ended) line.state = failed.has(idOf(line)) ? "failed" : "ended";
 }

@@ -1,6 +1,6 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { go } from "./places";
-import { again, ask, failedRuns, type Line, type Listed } from "./server";
+import { again, ask, endKilled, idOf, type Line, type Listed } from "./server";
 import { sign } from "./training";
 import { around, count, number, percent, short, spoken, time } from "./words";
 
@@ -13,7 +13,6 @@ const NAMES: Record<Key, string> = {
 };
 const started = (line: Line) => (line.started ? Date.parse(line.started) / 1000 : null);
 const speed = (line: Line) => line.steps_per_s ?? line.pace?.steps_per_s ?? null;
-const idOf = (line: Line) => `${line.dag_id}/${line.run_id}`;
 
 function duration(line: Line): number | null {
   if (line.held_s !== null) return line.held_s;
@@ -43,9 +42,7 @@ export function Trainings({ dag }: { dag: string }) {
     setListed(null);
     return again(async () => {
       const told = await ask<Listed>(dag ? `trainings?dag_id=${encodeURIComponent(dag)}` : "trainings");
-      const running = told.trainings.filter((line) => line.state === "running");
-      const failed = await failedRuns(running.map((line) => line.dag_id)).catch(() => new Set<string>());
-      for (const line of running) if (failed.has(idOf(line))) line.state = "failed";
+      await endKilled(told.trainings).catch(() => undefined); // what the records say is shown
       const text = JSON.stringify(told);
       const isNew = text !== before;
       before = text;

@@ -208,6 +208,37 @@ def test_going_back_further_does_not_come_back_to_what_was_passed_over(results, 
     assert rollback(results, "digits")["training_id"] == "digits-1"
 
 
+@pytest.mark.parametrize("decide", [rollback, promote])
+def test_who_has_not_seen_what_serves_changes_nothing(results, tmp_path, decide):
+    """A page was open while somebody else put another model there."""
+    third = read_pointer(results, "digits", PRODUCTION)["publication"]
+    fourth = published(results, tmp_path, "digits-4")
+    point(results, "digits", PRODUCTION, fourth, {"accuracy": 0.94})
+    words = f"{fourth} is in production now, not {third}: .* decide again"
+    with pytest.raises(NoSuchModel, match=words):
+        decide(results, "digits", "digits-2", instead_of=third)
+    assert read_pointer(results, "digits", PRODUCTION)["publication"] == fourth
+    now = decide(results, "digits", "digits-2", instead_of=f"{fourth}/", mark="once")
+    assert now["training_id"] == "digits-2"
+    # Decided once: what serves since is no reason to fail.
+    assert decide(results, "digits", "digits-2", instead_of=fourth, mark="once") == now
+
+
+def test_what_serves_is_looked_at_as_it_is_when_it_changes(results, tmp_path, monkeypatch):
+    third = read_pointer(results, "digits", PRODUCTION)["publication"]
+    put_if = FolderStore.put_if
+
+    def overtaken(self, key, body, version):
+        monkeypatch.undo()
+        point(results, "digits", PRODUCTION, "digits-4/a-1", {})
+        return put_if(self, key, body, version)
+
+    monkeypatch.setattr(FolderStore, "put_if", overtaken)
+    with pytest.raises(NoSuchModel, match="digits-4/a-1 is in production now, not digits-3/"):
+        rollback(results, "digits", "digits-2", instead_of=third)
+    assert read_pointer(results, "digits", PRODUCTION)["training_id"] == "digits-4"
+
+
 def test_one_that_only_the_history_still_has_is_gone_back_to(results, tmp_path):
     """Twenty earlier ones are kept whole; the history goes further back."""
     for number in range(4, 25):

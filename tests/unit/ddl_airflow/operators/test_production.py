@@ -104,6 +104,11 @@ def test_what_a_person_decided_is_not_tried_again_later():
         ({"model": "others"}, "no training of this DAG was ever in production"),
         ({"model": "digits", "action": "promote"}, "to: which one?"),
         ({"model": "digits", "to": "digits-3"}, "digits-3 was not in production before"),
+        ({"model": "digits", "instead_of": "digits-1"}, "is in production now, not digits-1"),
+        (
+            {"model": "digits", "action": "promote", "to": "digits-3", "instead_of": "digits-1"},
+            "is in production now, not digits-1",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_and_changes_nothing(decide, results, params, words):
@@ -114,8 +119,8 @@ def test_what_cannot_be_is_said_and_changes_nothing(decide, results, params, wor
 
 def test_the_form_can_be_sent_with_no_more_than_the_model():
     dag = production_dag("s3://results")
-    assert [*dag.params] == ["model", "action", "to", "reason"]
-    for name in ("to", "reason"):
+    assert [*dag.params] == ["model", "action", "to", "instead_of", "reason"]
+    for name in ("to", "instead_of", "reason"):
         assert dag.params.get_param(name).schema["type"] == ["null", "string"]
     # Nor does it wait, unseen, until somebody switches the DAG on.
     assert dag.is_paused_upon_creation is False

@@ -9,6 +9,7 @@ import threading
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import uvicorn
@@ -48,11 +49,15 @@ class Site:
         self.workspace, self._training_of = workspace, training_of
         self.layout = self.run("digits", "run")
         self.tasks = dict.fromkeys(ROAD, "success")
+        # Of their task instances: a new one at each clear.
+        self.ids = {name: str(uuid4()) for name in ROAD}
         self.url = ""
         self.sent: list[tuple[str, dict]] = []
         self.refused = 0
         self.production: list[Any] = []
         self.paused = False
+        # Airflow's own, the oldest first.
+        self.runs: list[dict[str, str]] = []
 
     def run(self, dag_id: str, run_id: str) -> RunLayout:
         layout = RunLayout(self.workspace, dag_id, self._training_of(dag_id, run_id))
@@ -113,13 +118,21 @@ class Site:
         def task_instances(dag: str, run: str) -> dict:
             # By when they were queued, which is no order.
             found = [
-                {"task_id": n, "task_display_name": n, "operator_name": ROAD[n], "state": s}
-                for n, s in sorted(self.tasks.items())
+                {
+                    **{"id": self.ids[name], "task_id": name, "task_display_name": name},
+                    **{"operator_name": ROAD[name], "state": state},
+                }
+                for name, state in sorted(self.tasks.items())
             ]
             other = {"task_id": "a", "task_display_name": "a", "state": "success"}
             own = {**other, "task_id": "before", "task_display_name": "before"}
             found = [other] if dag == "others" else [*found, own]
             return {"task_instances": [{"operator_name": "BashOperator"} | one for one in found]}
+
+        @app.get("/api/v2/dags/{dag}/dagRuns/{run}/taskInstances/{task}")
+        def task_instance(dag: str, run: str, task: str) -> dict:
+            told = task_instances(dag, run)["task_instances"]
+            return next(one for one in told if one["task_id"] == task)
 
         @app.get("/api/v2/dags/{dag}/tasks")
         def tasks(dag: str) -> dict:
@@ -153,9 +166,15 @@ class Site:
         @app.post("/api/v2/dags/~/dagRuns/list")
         async def runs(request: Request) -> dict:
             asked = DAGRunsBatchBody.model_validate_json(await request.body())
-            lost = {"dag_id": "mnist-tf1", "dag_run_id": "lost", "state": "failed"}
-            told = lost["dag_id"] in asked.dag_ids and asked.states == [lost["state"]]
-            return {"dag_runs": [lost] if told else []}
+            told = [
+                run
+                for run in self.runs
+                if run["dag_id"] in asked.dag_ids and run["state"] in asked.states
+            ]
+            if asked.order_by == "-run_after":
+                told.reverse()
+            page = told[asked.page_offset :][: asked.page_limit]
+            return {"dag_runs": page, "total_entries": len(told)}
 
         @app.post("/api/v2/dags/{dag}/dagRuns")
         async def trigger(dag: str, request: Request) -> dict:

@@ -489,6 +489,7 @@ def published(site, tmp_path):
     (site.layout.kept / "record.json").write_text(json.dumps(record))
     # Its task was killed without a word.
     site.recorded("lost", state="running", step="stage_data")
+    site.runs.append({"dag_id": "mnist-tf1", "dag_run_id": "lost", "state": "failed"})
     return site
 
 
@@ -534,6 +535,30 @@ def test_all_trainings_in_a_table(tab, published, theme, width):
     published.tasks["train"] = "failed"
     frame.get_by_role("link", name=re.compile("digits")).click()
     expect(frame.locator("#failure")).to_contain_text("no.")
+
+
+def test_what_was_killed_long_ago_does_not_run(tab, published):
+    """Many have failed since, and many are open."""
+    for name in ("open", "deleted", "by-hand-2026-11-29"):
+        published.recorded(name, state="running", step="train")
+
+    def runs(name, state, number):
+        named = {"dag_id": "mnist-tf1", "state": state}
+        return [named | {"dag_run_id": f"{name}-{n}"} for n in range(number)]
+
+    published.runs.append({"dag_id": "mnist-tf1", "dag_run_id": "open", "state": "running"})
+    published.runs += [*runs("later", "failed", 100), *runs("waiting", "queued", 150)]
+    page, frame = tab("")
+    for name, state in {
+        "lost": "ended",
+        "deleted": "ended",
+        "open": "running",
+        "by-hand-2026-11-29": "running",  # of none of Airflow's runs
+    }.items():
+        row = frame.locator("tr", has=frame.get_by_text(name, exact=True))
+        expect(row.locator(".state")).to_contain_text(state)
+    without_fault(page)
+    shot(page, "trainings-ended")
 
 
 def test_what_is_not_known_of_two_is_not_said_to_be_the_same(tab, published):
@@ -605,9 +630,22 @@ def test_the_lineage_of_a_model(tab, published, theme):
         "model": "mnist-tf1",
         "action": "rollback",
         "to": "t-first/0000000000000000-11111111",
+        "instead_of": "t-second/0000000000000000-11111111",
         "reason": "it is worse at night",
     }
     assert published.sent == [("ddl-production", {"logical_date": None, "conf": conf})]
+
+
+def test_a_promotion_says_what_served_when_it_was_decided(tab, published):
+    _, frame = tab("")
+    frame.locator("tr", has_text="first").get_by_role("link", name="Lineage").click()
+    frame.get_by_role("button", name="Put this model into production …").click()
+    frame.get_by_role("dialog").get_by_role("button", name="Put this model").click()
+    expect(frame.get_by_text("Asked for: run manual__1 of ddl-production.")).to_be_visible()
+    ((_, asked),) = published.sent
+    conf = asked["conf"]
+    assert (conf["action"], conf["to"]) == ("promote", "t-first/0000000000000000-11111111")
+    assert conf["instead_of"] == "t-second/0000000000000000-11111111"
 
 
 def test_a_model_that_waits_for_approval_gets_it(tab, published):
@@ -625,6 +663,32 @@ def test_a_model_that_waits_for_approval_gets_it(tab, published):
     frame.get_by_role("button", name="Approve").click()
     expect(frame.get_by_text("Approve: said.")).to_be_visible()
     assert published.sent == [("approve", {"chosen_options": ["Approve"], "params_input": {}})]
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [("awaiting_input", "another model waits"), (None, "no longer waits for approval")],
+)
+def test_a_model_that_was_not_shown_gets_no_approval(tab, published, state, why):
+    """Somebody clears the run while the page is open."""
+    published.tasks["approve"] = "awaiting_input"
+    page, frame = tab("dag_id=mnist-tf1&run_id=first")
+    frame.get_by_role("link", name="Lineage, with all digests").click()
+    approve = frame.get_by_role("button", name="Approve")
+    expect(approve).to_be_visible()
+    published.ids["approve"] = "of another try"
+    published.tasks["approve"] = state
+    approve.click()
+    expect(frame.get_by_role("status").filter(has_text=why)).to_be_visible()
+    expect(approve).to_have_count(1 if state else 0)
+    assert published.sent == []
+    without_fault(page)
+    shot(page, f"approve-{state}")
+    if state:
+        # What is shown now is what waits.
+        approve.click()
+        expect(frame.get_by_text("Approve: said.")).to_be_visible()
+        assert [task for task, _ in published.sent] == ["approve"]
 
 
 def test_a_store_that_is_slow_is_asked_again(tab, published, monkeypatch):
