@@ -262,8 +262,8 @@ class LocalLauncher:
             # At once, for this task may be killed before the rest of the wait is over.
             _log.warning("still there after SIGKILL, on %s: %s", host, ", ".join(left))
             left = kill_marked(*mark, _KILLED_S)
-        if held is not None and os.geteuid() != 0:
-            left = left or _left_after_sudo(handle.user, mark)
+        if held is not None:
+            left = left or _left_of_user(handle.user, mark)
         if process is not None:
             try:
                 # Without its mark it is past all that may hold it, and ends; on a busy host, later.
@@ -287,14 +287,19 @@ def _wait(process: subprocess.Popen[bytes], until: float) -> None:
         time.sleep(_POLL_S)
 
 
-def _left_after_sudo(user: str, mark: tuple[str, str]) -> list[str]:
-    """Has the user kill what carries the mark; a few words on each that is still there."""
-    # Not the ranks' Python, which a manifest names, and which may do nothing.
-    words = [sys.executable, "-SE", processes.__file__, *mark]
+def _left_of_user(user: str, mark: tuple[str, str]) -> list[str]:
+    """Has the user kill what carries the mark; a few words on each that is still there.
+
+    Others may not see a mark, in a container not even root (CAP_SYS_PTRACE).
+    """
+    # Not the ranks' Python, which a manifest names, and which may do nothing. Root starts it, where
+    # this is root's, for the user need not be able to run Airflow's.
+    starter = "root" if os.geteuid() == 0 else user
+    words = [sys.executable, "-SE", processes.__file__, *mark, user]
     try:
-        ended = run_as.run(user, sys.executable, words, env={}, timeout_s=_KILLED_S)
+        ended = run_as.run(starter, sys.executable, words, env={}, timeout_s=_KILLED_S)
     except subprocess.TimeoutExpired:
-        return [f"what {user} runs, which sudo did not say to have ended,"]
+        return [f"what {user} runs, of which no end was seen,"]
     return ended.stderr.splitlines()
 
 

@@ -1,13 +1,17 @@
 """Processes of this host that carry a mark in their environment.
 
 A child inherits its parent's environment, whatever it does to its session, its group or its
-parent. So a mark finds every process of a job, also one that detached itself.
-Source: proc(5), ``/proc/<pid>/environ``.
+parent. So a mark finds every process of a job, also one that detached itself; it is seen by the
+process's own user, and by who may trace others (CAP_SYS_PTRACE).
+Source: proc(5), ``/proc/<pid>/environ``; ptrace(2), Ptrace access mode checking.
+
+``python -SE processes.py NAME VALUE [USER]`` kills what is marked so, as that user if it is root's.
 """
 
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import sys
 import threading
@@ -108,6 +112,15 @@ def said_of(pid: int) -> str:
     return f"process {pid} ({said})"
 
 
+def _become(user: str) -> None:
+    found = pwd.getpwnam(user)
+    os.initgroups(user, found.pw_gid)
+    os.setgid(found.pw_gid)
+    os.setuid(found.pw_uid)
+
+
 if __name__ == "__main__":
+    if sys.argv[3:] and os.geteuid() == 0:
+        _become(sys.argv[3])
     if left := kill_marked(sys.argv[1], sys.argv[2], within_s=2.0):
         sys.exit(", ".join(left))

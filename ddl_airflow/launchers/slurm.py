@@ -22,7 +22,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from ddl_airflow.core.environment import DEFAULT_OPTIONS
@@ -48,6 +48,7 @@ _FIELDS = {
     "NodeList": "%N",
     "SubmitTime": "%V",
     "StartTime": "%S",
+    "RunTime": "%M",
     "Partition": "%P",
     "NumNodes": "%D",
     "NumCPUs": "%C",
@@ -386,11 +387,16 @@ def _where(told: Told) -> str:
 
 
 def _running_s(told: Told) -> float:
-    """Seconds since it started, by this host's clock; 0 where that is not known."""
-    try:
-        return (datetime.now() - datetime.fromisoformat(told["StartTime"])).total_seconds()
-    except (KeyError, ValueError):
+    """Seconds that it has run, as Slurm counts them; 0 where that is not known.
+
+    Slurm's times are of another clock than this host's, and of a time zone that they do not name.
+    Source: squeue(1), ``%M``: days-hours:minutes:seconds, the former two only as needed.
+    """
+    found = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", told.get("RunTime", ""))
+    if found is None:
         return 0.0
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
 
 
 def _queue(numbers: Sequence[int], user: str) -> dict[int, dict[str, str]]:

@@ -25,6 +25,8 @@ _SHELL = re.compile(r"[$*?\[\]{}~#!\\]")
 # Of a command's text, what is no operator; and a pipe whose failure no || comes to see.
 _WORDS = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 _PIPE = re.compile(r"(?<![|>])\|(?!\|)(?!.*\|\|)", re.DOTALL)
+# In the last of several commands, for the others' ends do not count.
+_UNSEEN = re.compile(r"(?:\|[^;]*&&|(?<!\$)\([^)]*\|)[^;]*\Z")
 # Both outputs to a file. To another shell it is an & and a file that stays empty: the command would
 # go on in the background, and end well at once.
 _BOTH_OUTPUTS = re.compile(r"&>|(?<!\d)>&\s*[^\s\d$-]")
@@ -77,16 +79,20 @@ def command_argv(command: str) -> list[str]:
     ``python`` or ``python3`` at its start is the Python that runs this, under whatever names that
     is installed. A ``PYTHONPATH`` that a command sets keeps STARTUP in front.
 
+    Several commands as one, ``bash -c '…; …'``, are run as that text: bash by itself would not wait
+    when asked to end, nor look at each part of a pipe.
+
     Args:
         command: the text of ``execution.command``, one command.
     """
+    command, only_bash = _unwrapped(command)
     if (python := _PYTHON.match(command)) is not None:
         own = python[1] + shlex.quote(sys.executable)
         command = own + command[python.end() :]
     if shlex.quote(STARTUP) == STARTUP:  # it may come to stand within quotes
         command = _OWN_PATH.sub(_with_startup, command)
     operators, pipe = _operators(command), _has_pipe(command)
-    only_bash = _ONLY_BASH.search(operators) is not None
+    only_bash = only_bash or _ONLY_BASH.search(operators) is not None
     bash = shutil.which("bash") if pipe or only_bash or _BOTH_OUTPUTS.search(operators) else None
     if bash is not None:
         text = f"{_OF_EACH_PART}{command}\n{_LOOK}" if pipe else f"{_WAITS}\n{command}"
@@ -103,6 +109,23 @@ def command_argv(command: str) -> list[str]:
     return shlex.split(command)
 
 
+def _unwrapped(command: str) -> tuple[str, bool]:
+    """The text that bash is given, if there are no more words to it; else the command itself.
+
+    Returns:
+        That, and whether it is such a text.
+    """
+    if not command.startswith("bash -c ") or shutil.which("bash") is None:
+        return command, False
+    try:
+        text = shlex.split(command)[-1]
+    except ValueError:
+        return command, False
+    # In these quotes nothing is expanded before; and no shell has to stay for a single program.
+    wrapped = is_compound(text) and command == f"bash -c {shlex.quote(text)}"
+    return (text, True) if wrapped else (command, False)
+
+
 def _with_startup(found: re.Match[str]) -> str:
     return f"PYTHONPATH={STARTUP}{'' if found['more'] is None else ':'}"
 
@@ -117,8 +140,9 @@ def may_hide_an_exception(command: str, argv: Sequence[str]) -> bool:
 
     Bash sees all parts but those of a pipe that further commands follow, or that is in parentheses.
     """
+    command, _ = _unwrapped(command)
     operators = _operators(command)
-    unseen = argv[0] == "/bin/sh" or re.search(r"\|.*&&|(?<!\$)\([^)]*\|", operators, re.DOTALL)
+    unseen = argv[0] == "/bin/sh" or _UNSEEN.search(operators)
     return _has_pipe(command) and "||" not in operators and bool(unseen)
 
 

@@ -94,6 +94,35 @@ def test_what_fails_in_bash_fails_the_command(command, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("cd .; (exit 3) | tee log", 3),
+        ('(exit 3) | cat; echo "it\'s"', 0),
+        ("yes | head -1; exit 4", 4),
+        ("cd .; yes | head -1", 0),
+        ("false; true", 0),
+        ("false || true; (false || true) | cat", 0),
+        ("false; [[ a == b ]] | cat", 1),
+        ("cd .; test {a,b} = b", 2),
+    ],
+)
+def test_several_commands_of_ffdl_end_as_the_last_one_and_each_part_of_its_pipe(
+    text, code, tmp_path
+):
+    """Wrapped in ``bash -c``, a pipe had failed only if its last part did."""
+    argv = command_argv(f"bash -c {shlex.quote(text)}")
+    told = subprocess.run(argv, cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, **_OUTPUT)
+    assert told.returncode == code, told.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ['bash -c "a; b | c $X"', "bash -ec 'a; b | c'", "bash -c 'a; b | c' d"]
+)
+def test_what_a_manifest_has_another_shell_do_is_that_ones(command):
+    assert command_argv(command) == ["/bin/sh", "-c", f"{_WAITS}\n{command}"]
+
+
+@pytest.mark.parametrize(
     "command",
     [
         "python t.py source && python u.py '[[ x'",

@@ -23,7 +23,7 @@ from ddl_airflow.core.job import JobState
 from ddl_airflow.launchers import run_as, slurm
 from ddl_airflow.launchers.local import LocalLauncher, OnceLauncher
 from ddl_airflow.launchers.loopback import confined
-from ddl_airflow.launchers.processes import marked
+from ddl_airflow.launchers.processes import kill_marked, marked
 from ddl_airflow.launchers.slurm import SlurmLauncher
 from tests.limits import within
 from tests.unit.ddl_airflow.conftest import Job
@@ -186,6 +186,57 @@ def test_everything_ends_when_the_starting_process_is_killed(job, trainer):
     while marked("DDL_RECORD_DIR", str(spec.record_dir)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+# What root has in a container, unless somebody asks for more. Source: Docker's documentation.
+_OF_A_CONTAINER = """
+    chown dac_override fowner fsetid kill setgid setuid setpcap net_bind_service net_raw sys_chroot
+    mknod audit_write setfcap
+""".split()
+
+
+@pytest.mark.parametrize("killed", ["os.getppid()", "*path_to_the_top()"])
+def test_what_detached_itself_ends_where_root_may_not_look_at_others(job, killed):
+    """As in a container, whose root has CAP_KILL, and no CAP_SYS_PTRACE."""
+    script = f"""
+        import os, signal, subprocess, sys
+        def path_to_the_top():
+            pid, found = os.getppid(), []
+            while os.stat(f"/proc/{{pid}}").st_uid == os.getuid():
+                found.insert(0, pid)
+                with open(f"/proc/{{pid}}/stat") as file:
+                    pid = int(file.read().rpartition(")")[2].split()[1])
+            return found
+        subprocess.Popen(["setsid", "sleep", "300"])
+        for pid in [{killed}]:
+            os.kill(pid, signal.SIGKILL)
+    """
+    one = job(script, nodes=1, launcher=OnceLauncher())
+    starter = f"""
+        import time
+        from pathlib import PosixPath
+        from ddl_airflow.core.job import JobSpec
+        from ddl_airflow.launchers.local import OnceLauncher
+        launcher = OnceLauncher()
+        handle = launcher.submit(launcher.render({one.spec!r}))
+        while launcher.status(handle).state.value == "running":
+            time.sleep(0.05)
+        launcher.cancel(handle)
+    """
+    bounds = ",".join(["-all", *(f"+{name}" for name in _OF_A_CONTAINER)])
+    argv = [
+        "setpriv",
+        f"--bounding-set={bounds}",
+        "--inh-caps=-all",
+        sys.executable,
+        "-c",
+        textwrap.dedent(starter),
+    ]
+    try:
+        subprocess.run(argv, check=True, timeout=within(SOON_S))
+        assert marked("DDL_RECORD_DIR", str(one.spec.record_dir)) == []
+    finally:
+        kill_marked("DDL_RECORD_DIR", str(one.spec.record_dir))
 
 
 def test_what_the_job_inherits_reaches_mpirun(job, trainer):
@@ -384,6 +435,6 @@ def test_what_is_left_is_ended_by_airflows_python_and_an_end_unseen_is_said(
     if answers:
         one.launcher.cancel(one.handle)
     else:
-        with pytest.raises(LaunchError, match=f"what {trainer.name} runs, which sudo did not"):
+        with pytest.raises(LaunchError, match=f"what {trainer.name} runs, of which no end"):
             one.launcher.cancel(one.handle)
     assert asked == [(trainer.name, "/airflow/python", "/airflow/python")]

@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +37,7 @@ SPEC = JobSpec(
     gpu=True,
     lock=Path("/shared/experiments/.digits wide.lock"),
 )
-JOB = "{}|{}|{}|n[1-2]|2026-11-21T17:27:44|2026-11-21T18:28:45|gpu|2|8|{}\n"
+JOB = "{}|{}|{}|n[1-2]|2026-11-21T17:27:44|2026-11-21T18:28:45|0:05|gpu|2|8|{}\n"
 
 
 def queued(state, reason="None", number=12, name=SPEC.job_id):
@@ -280,6 +281,44 @@ def test_states(says, handle, told, state, reason):
     assert status.state is JobState(state)
     assert reason in status.reason
     assert not status.permanent
+
+
+# Prints the fields that it is asked for, and as Slurm does: times of its own zone, which is TZ's.
+SQUEUE = """#!/bin/sh
+for word; do case $word in --format=*) form=${{word#--format=}};; esac; done
+now=$(/bin/date +%FT%T)
+echo "$form" | /bin/sed "s/%i/12/; s/%T/RUNNING/; s/%r/None/; s/%N/n1/; s/%V/$now/; s/%S/$now/
+s/%M/{ran}/; s/%P/gpu/; s/%D/2/; s/%C/8/; s#%j#{name}#"
+"""
+
+
+@pytest.mark.parametrize(
+    ("ran", "state"),
+    [
+        ("0:05", JobState.FAILED),
+        ("9:59", JobState.FAILED),
+        ("INVALID", JobState.FAILED),
+        ("10:00", JobState.RUNNING),
+        ("1:00:05", JobState.RUNNING),
+        ("2-00:00:05", JobState.RUNNING),
+    ],
+)
+@pytest.mark.parametrize("zone", ["UTC0", "EARLY-9", "LATE+9"])
+def test_ranks_on_wrong_hosts_are_noticed_early_whatever_the_time_zone(
+    tmp_path, says, handle, monkeypatch, zone, ran, state
+):
+    """Later that is known at the end: reading all records takes its time."""
+    says("squeue")
+    Path(shutil.which("squeue")).write_text(SQUEUE.format(ran=ran, name=SPEC.job_id))
+    handle.record_dir.mkdir()
+    for rank in (0, 1):
+        (handle.record_dir / f"rank-{rank}.json").write_text(f'{{"rank": {rank}, "host": "n1"}}')
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", zone)
+        time.tzset()
+        status = SlurmLauncher().status(replace(handle, nodes=2))
+    time.tzset()
+    assert status.state is state, status.reason
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def counted(tmp_path, monkeypatch):
 
 
 def test_hundreds_of_slurm_jobs_start_one_process_per_look(tmp_path, counted):
-    line = "{0}|{1}|None|n1|2026-11-21T17:27:44|2026-11-21T18:28:45|gpu|1|1|digits/train-{0}\n"
+    line = "{0}|{1}|None|n1|2026-11-21T17:27:44|2026-11-21T18:28:45|0:05|gpu|1|1|digits/train-{0}\n"
     (tmp_path / "jobs").write_text("".join(line.format(n, "RUNNING") for n in range(1, JOBS + 1)))
     triggers = []
     for number in range(1, JOBS + 1):

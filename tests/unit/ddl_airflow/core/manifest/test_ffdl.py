@@ -6,12 +6,14 @@ import json
 import os
 import re
 import shlex
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from ddl_ops.command_line import command_argv
 
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest.convert import converted
@@ -131,6 +133,11 @@ def test_lines_are_one_command(text: str, command: str) -> None:
 @pytest.mark.parametrize("text", ["a; b; c d", "a 'x y'; b \"it's\"", "source env\n; python a.py"])
 def test_commands_are_a_text_for_bash_on_each_learner(text: str) -> None:
     assert shlex.split(_command(text)) == ["bash", "-c", text.replace("\n", " ")]
+
+
+def test_each_part_of_a_pipe_of_such_a_text_is_looked_at(tmp_path: Path) -> None:
+    argv = command_argv(_command("cd .; (exit 3) | tee 'a log'"))
+    assert subprocess.run(argv, cwd=tmp_path, check=False).returncode == 3
 
 
 @pytest.mark.parametrize(
