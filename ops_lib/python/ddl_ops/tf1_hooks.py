@@ -25,7 +25,7 @@ from ddl_ops import equal_weights, lifecycle, preemption, tf1_keras, weight_note
 from ddl_ops.collectives import barrier, bcast
 from ddl_ops.environment import PLACEMENT, checkpoint_folder
 from ddl_ops.gradients import averaged_by_both, grads_reduce, note_gradients
-from ddl_ops.loader import OPERATIONS, REDUCTIONS
+from ddl_ops.loader import COLLECTIVES, REDUCTIONS
 from ddl_ops.session_runs import Steps
 
 _installed = False
@@ -268,13 +268,13 @@ class EpochHook(tf.compat.v1.train.SessionRunHook):
     def __init__(self) -> None:
         self._epoch = 0
         self._steps = 0
-        self._known = Steps(OPERATIONS)
+        self._known = Steps(COLLECTIVES)
 
     def begin(self) -> None:
         """A session begins."""
         self._epoch += 1
         self._steps = 0
-        self._known = Steps(OPERATIONS)
+        self._known = Steps(COLLECTIVES)
 
     def before_run(self, run_context: Any) -> None:
         """It is about to run something."""
@@ -313,11 +313,11 @@ class PreemptionHook(tf.compat.v1.train.SessionRunHook):
         place = folder or checkpoint_folder("PreemptionHook")
         self._prefix = os.path.join(os.fspath(place), "model.ckpt")
         self._saver: Any = None
-        self._steps = Steps(OPERATIONS)
+        self._steps = Steps(COLLECTIVES)
 
     def begin(self) -> None:
         """A session begins, and its graph can still be added to."""
-        self._steps = Steps(OPERATIONS)
+        self._steps = Steps(COLLECTIVES)
         self._saver = tf.compat.v1.train.Saver()
         self._global_step = tf.compat.v1.train.get_or_create_global_step()
 

@@ -121,13 +121,14 @@ def tf1_sessions_of_different_lengths_are_errors_on_all_ranks() -> None:
     with tf.Graph().as_default():
         weight = v1.get_variable("weight", initializer=1.0)
         train = v1.train.GradientDescentOptimizer(0.1).minimize(weight * (RANK + 1.0))
+        scaled = weight * tf.cast(collectives.size_op(), tf.float32)
 
         def run(steps: int) -> None:
             with v1.train.SingularMonitoredSession(hooks=[hook]) as session:
                 for step in range(steps):
                     session.run([{"train": train}, weight, train.name])
                     if step == RANK:
-                        session.run(weight)  # this rank alone
+                        session.run(scaled)  # this rank alone
 
         run(3)
         run(2)
