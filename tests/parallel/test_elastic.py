@@ -153,6 +153,10 @@ def test_no_stage_of_a_command_goes_on_from_another_one(mpirun, tmp_path: Path, 
     ("way", "killed", "begins"),
     [
         ("skips", "finetune", ["pretrain 0", "finetune 0", "finetune 1"]),
+        (
+            *("shared", "finetune"),
+            ["pretrain 0", "finetune 0", "pretrain 3", "finetune 1", "finetune 3"],
+        ),
         ("folds", "fold-1", ["fold-0 0", "fold-1 0", "fold-0 3", "fold-1 1", "fold-2 0"]),
     ],
 )

@@ -85,8 +85,9 @@ class PreemptionCallback(keras.callbacks.Callback):
         self._trains()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        # The next fit() of this script, or the model it saves, goes on from more than that.
-        if PLACEMENT.rank == 0:
+        # The next fit() of this script, or the model it saves, goes on from more than that. One
+        # that had no epoch left has not gone on from it: another fit() is to.
+        if PLACEMENT.rank == 0 and not self._first:
             mid_epoch.remove(self._folder)
 
     def _own(self) -> list[Any]:

@@ -6,7 +6,8 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -17,6 +18,7 @@ from tensorflow.python.ops import (  # noqa: TID253
     resource_variable_ops,
 )
 from tensorflow.python.training import optimizer as optimizer_module  # noqa: TID253
+from tensorflow.python.training import session_manager  # noqa: TID253
 from tensorflow.python.training.experimental import (  # noqa: TID253
     loss_scale_optimizer as loss_scale_module,
 )
@@ -25,7 +27,7 @@ from ddl_ops import equal_weights, lifecycle, preemption, tf1_keras, weight_note
 from ddl_ops.collectives import barrier, bcast
 from ddl_ops.environment import PLACEMENT, checkpoint_folder
 from ddl_ops.gradients import averaged_by_both, grads_reduce, note_gradients
-from ddl_ops.loader import OPERATIONS, REDUCTIONS
+from ddl_ops.loader import COLLECTIVES, REDUCTIONS
 from ddl_ops.session_runs import Steps
 
 _installed = False
@@ -46,6 +48,69 @@ def install() -> None:
     hook_initialisers()
     use_one_gpu()
     _hook_runs()
+    if PLACEMENT.size > 1:
+        _hook_restoring()
+
+
+def _hook_restoring() -> None:
+    """Has ranks agree whether a session begins with what was saved.
+
+    One that restores its variables runs no initialisers, in which the others would wait for it: so
+    where rank 0 alone is given the folder, in the next try.
+    """
+    manager = session_manager.SessionManager
+    prepare = manager.prepare_session
+    signature = inspect.signature(prepare)
+    waiting = Steps(COLLECTIVES)
+
+    def waits(graph: Any, fetches: Any) -> bool:
+        # Graphs of other threads are told apart by their names, and the threads need not be.
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        try:
+            return waiting.is_step(graph, fetches)
+        except (KeyError, TypeError, ValueError):  # no fetches, of which the run itself says so
+            return False
+
+    def meet(where: str) -> None:
+        barrier(
+            where,
+            "Give all ranks the same `checkpoint_dir` to restore from, and let rank 0 alone save.",
+        )
+
+    @functools.wraps(prepare)
+    def prepare_alike(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(self, *args, **kwargs).arguments
+        if not waits(self._graph, given.get("init_op")):
+            return prepare(self, *args, **kwargs)
+        if not _restores(given):
+            meet("a session that begins anew")
+            return prepare(self, *args, **kwargs)
+        session = prepare(self, *args, **kwargs)
+        run = session.run
+
+        def run_first(fetches: Any, *args: Any, **kwargs: Any) -> Any:
+            # Not before: rank 0 may have a session alone, as to evaluate, that waits for nobody.
+            if waits(session.graph, fetches):
+                vars(session).pop("run", None)
+                meet("a session that goes on from a checkpoint")
+            return run(fetches, *args, **kwargs)
+
+        session.run = run_first
+        return session
+
+    manager.prepare_session = prepare_alike
+
+
+def _restores(given: Mapping[str, Any]) -> bool:
+    """Whether prepare_session(), given these, finds something to restore."""
+    if not given.get("saver"):
+        return False
+    if given.get("checkpoint_filename_with_path"):
+        return True
+    folder = given.get("checkpoint_dir")
+    state = tf.compat.v1.train.get_checkpoint_state(folder) if folder else None
+    return bool(state and state.model_checkpoint_path)
 
 
 def _hook_runs() -> None:
@@ -268,13 +333,13 @@ class EpochHook(tf.compat.v1.train.SessionRunHook):
     def __init__(self) -> None:
         self._epoch = 0
         self._steps = 0
-        self._known = Steps(OPERATIONS)
+        self._known = Steps(COLLECTIVES)
 
     def begin(self) -> None:
         """A session begins."""
         self._epoch += 1
         self._steps = 0
-        self._known = Steps(OPERATIONS)
+        self._known = Steps(COLLECTIVES)
 
     def before_run(self, run_context: Any) -> None:
         """It is about to run something."""
@@ -313,11 +378,11 @@ class PreemptionHook(tf.compat.v1.train.SessionRunHook):
         place = folder or checkpoint_folder("PreemptionHook")
         self._prefix = os.path.join(os.fspath(place), "model.ckpt")
         self._saver: Any = None
-        self._steps = Steps(OPERATIONS)
+        self._steps = Steps(COLLECTIVES)
 
     def begin(self) -> None:
         """A session begins, and its graph can still be added to."""
-        self._steps = Steps(OPERATIONS)
+        self._steps = Steps(COLLECTIVES)
         self._saver = tf.compat.v1.train.Saver()
         self._global_step = tf.compat.v1.train.get_or_create_global_step()
 

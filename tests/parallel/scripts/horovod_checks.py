@@ -1273,6 +1273,7 @@ def states_are_committed_where_ranks_have_joined() -> None:
         """As in a process of its own."""
         elastic._Script.states = elastic._Script.checks = 0
         elastic._Script.commits.clear()
+        elastic._Script.known.clear()
         elastic._Script.times.clear()
         weight.assign(0.0)
         state = hvd.elastic.TensorFlowState([weight], batch=0)

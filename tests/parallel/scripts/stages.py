@@ -2,10 +2,11 @@
 
 Arguments: FOLDER WAY [NAME]. WAY is `stage`: one state, of a script that is started with several
 NAMEs; `skips`: a first phase that is left out when it is done, then a second one; `folds`: three
-states from one place; `alias`: a list that the script goes on to use; `fails`: rank 0 raises when
-all is trained; `exits`: all end in each of the first four starts, after a step, without saying
-why; `own`: the script sets CHECKPOINT_DIR to FOLDER/own, and tells the lock there; `dies`: the last
-rank kills itself before there is a state.
+states from one place; `shared`: two phases of one state, of which the last is called twice;
+`alias`: a list that the script goes on to use; `fails`: rank 0 raises when all is trained; `exits`:
+all end in each of the first four starts, after a step, without saying why; `own`: the script sets
+CHECKPOINT_DIR to FOLDER/own, and tells the lock there; `dies`: the last rank kills itself before
+there is a state.
 
 Each state has 3 steps. Rank 0 appends to FOLDER/told where each begins. The last rank kills itself
 once, after the first step of the state that FOLDER/kill names; after that step all wait while there
@@ -95,6 +96,12 @@ elif WAY == "skips":
 elif WAY == "folds":
     for fold in range(3):
         train(state_of(), f"fold-{fold}")
+elif WAY == "shared":
+    one = state_of()
+    pretrain(one)
+    one.step = 0
+    for _ in range(2):
+        finetune(one)
 elif WAY == "dies":
     if RANK == SIZE - 1:
         # Its shim hears of it when rank 0 has raised: mpirun would end that one before, mostly.

@@ -1049,6 +1049,21 @@ def keras_ranks_that_find_other_places_to_go_on_from_are_told() -> None:
 
 
 @check
+def keras_fits_that_train_no_epoch_leave_what_another_one_goes_on_from() -> None:
+    folder = Path(os.environ["DDL_PROGRESS"]).parent / f"{SIZE} no epoch of rank {RANK}"
+    partial = mid_epoch.begin(folder, 7)
+    mid_epoch.write_model(partial, mid_epoch.Place(7, 0, 0, SIZE), [], [])
+    mid_epoch.finish(partial, folder, 7)
+    model = keras_model(1)
+    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    x, y = map(my_part, whole_batch())
+    callback = ddl.keras.PreemptionCallback(folder)
+    model.fit(x, y, initial_epoch=3, epochs=3, verbose=0, callbacks=[callback])
+    preemption._forget()
+    assert (folder / "preempted-7").is_dir()
+
+
+@check
 def keras_steps_that_loss_scaling_skips_are_steps_to_go_on_after() -> None:
     """The optimizer counts none of them: its number says less than what is done."""
     batches, lost = 4, 2

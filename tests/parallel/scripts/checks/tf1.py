@@ -121,13 +121,14 @@ def tf1_sessions_of_different_lengths_are_errors_on_all_ranks() -> None:
     with tf.Graph().as_default():
         weight = v1.get_variable("weight", initializer=1.0)
         train = v1.train.GradientDescentOptimizer(0.1).minimize(weight * (RANK + 1.0))
+        scaled = weight * tf.cast(collectives.size_op(), tf.float32)
 
         def run(steps: int) -> None:
             with v1.train.SingularMonitoredSession(hooks=[hook]) as session:
                 for step in range(steps):
                     session.run([{"train": train}, weight, train.name])
                     if step == RANK:
-                        session.run(weight)  # this rank alone
+                        session.run(scaled)  # this rank alone
 
         run(3)
         run(2)
@@ -137,6 +138,33 @@ def tf1_sessions_of_different_lengths_are_errors_on_all_ranks() -> None:
             assert "step 4 of epoch 3" in message, message
             assert "Give all ranks the same number of steps" in message, message
     assert_same_everywhere([np.ones(2)])
+
+
+@check(least=2)
+def tf1_sessions_that_one_rank_alone_restores_are_errors_on_all_ranks() -> None:
+    folder = os.path.join(os.path.dirname(os.environ["DDL_PROGRESS"]), f"{SIZE} restored")
+    with tf.Graph().as_default():
+        step = v1.train.get_or_create_global_step()
+        weight = v1.get_variable("weight", initializer=1.0)
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(weight * (RANK + 1.0), step)
+
+        def run(fetches: object, place: str | None) -> object:
+            creator = v1.train.ChiefSessionCreator(checkpoint_dir=place)
+            with v1.train.MonitoredSession(creator) as session:
+                return session.run(fetches)
+
+        mine = folder if RANK == 0 else None
+        with v1.train.MonitoredTrainingSession(checkpoint_dir=mine) as session:
+            session.run(train)
+        ddl.barrier("rank 0 has saved")
+        if RANK == 0:
+            trained = run(weight, folder)  # waits for nobody
+        assert_same_everywhere([run([weight, train], folder)[0]])
+        message = mismatch(lambda: run(train, mine))
+        assert "a session that goes on from a checkpoint" in message, message
+        assert "a session that begins anew" in message, message
+        assert "Give all ranks the same `checkpoint_dir`" in message, message
+        assert RANK or trained < 1.0
 
 
 @check

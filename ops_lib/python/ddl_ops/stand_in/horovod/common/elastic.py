@@ -27,7 +27,7 @@ from horovod.common.commits import Commit, Commits, Place, state_of
 
 
 class _Script:
-    """How many states run() has been given, in all and from each place, and how often the ranks
+    """How often run() has been given a state, in all and from each place, and how often the ranks
     have asked each other whether to end, in all starts of the job. The same on all ranks that have
     not joined."""
 
@@ -35,6 +35,7 @@ class _Script:
     times: ClassVar[dict[tuple[str, str, int], int]] = {}  # by function, file and line
     checks = 0
     commits: ClassVar[list[Commits]] = []  # of the states whose commits outlive the job
+    known: ClassVar[set[str]] = set()  # those of which this process has looked for commits
 
 
 # Of a rank that is at another step than the others.
@@ -133,7 +134,11 @@ class State:
             self._commits.write(self._commits.number, Commit(checks, attributes, values))
 
     def go_on(self, func: Callable[..., Any], caller: FrameType) -> None:
-        """Goes on from what an earlier start of the job has committed, once. Collective.
+        """Goes on from what an earlier start of the job has committed there. Collective.
+
+        A state that several functions train, one after the other, commits for each apart: what the
+        last one has committed is not where the first one is to go on. Where nothing was committed
+        it stays as it is.
 
         Args:
             func: that trains it.
@@ -142,7 +147,7 @@ class State:
         Raises on rank 0 ValueError if that is of other variables; RuntimeError if another job
         commits in the folder; else as Commits.newest.
         """
-        if self._commits is not None or not self._outlives():
+        if not self._outlives():
             return
         _Script.states += 1
         place = _place(func, caller, self._names(), _Script.states)
@@ -164,7 +169,7 @@ class State:
             elsewhere = locked is None or Path(locked).resolve() != Path(folder).resolve()
             if elsewhere and "DDL_JOB_ID" not in os.environ:
                 commit_lock.hold(Path(folder))
-            found = commits.newest({one.state for one in _Script.commits})
+            found = commits.newest(_Script.known)
             told[:2] = commits.number, int(commits.state, 16)
         if found is not None:
             told[2:] = 1, found.checks, len(found.arrays)
@@ -173,8 +178,12 @@ class State:
         commits.number, state, again, checks, variables = map(int, told)
         commits.state = state_of(state)
         _Script.checks = max(_Script.checks, checks)
+        _Script.known.add(commits.state)
+        if self._commits is None:
+            _Script.commits.append(commits)
+        else:
+            _Script.commits[_Script.commits.index(self._commits)] = commits
         self._commits = commits
-        _Script.commits.append(commits)
         # Not at the first commit: ranks may join before theirs, and have to answer the others.
         self._listen()
         if again:
