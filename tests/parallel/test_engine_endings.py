@@ -28,6 +28,7 @@ OK, FAILED_PRECONDITION, DEADLINE_EXCEEDED = 0, 2, 3
         ("rank 1 is missing", DEADLINE_EXCEEDED),
         ("rank 0 leaves", FAILED_PRECONDITION),
         ("rank 1 leaves", FAILED_PRECONDITION),
+        ("two sessions", FAILED_PRECONDITION),
     ],
 )
 def test_all_ranks_come_to_the_same_end(

@@ -53,11 +53,14 @@ Status MpiCommunicator::OverWorld(const std::string& host_id, double timeout_s, 
   const auto position = std::find(made->order_.begin(), made->order_.end(), made->rank_);
   DDL_RETURN_IF_ERROR(
       made->Join(0, static_cast<int>(position - made->order_.begin()), &made->all_));
-  std::vector<std::vector<int>> groups;
-  for (int rank = 0; rank < made->size_; ++rank) groups.push_back({rank});
-  made->barrier_ = std::make_unique<DisseminationBarrier>(made.get(), std::move(groups), timeout_s);
   *communicator = std::move(made);
   return Status();
+}
+
+void MpiCommunicator::MakeBarrier() {
+  std::vector<std::vector<int>> groups;
+  for (int rank = 0; rank < size_; ++rank) groups.push_back({rank});
+  barrier_ = std::make_unique<DisseminationBarrier>(this, std::move(groups), timeout_s_);
 }
 
 Status MpiCommunicator::FindHosts(const std::string& host_id) {
@@ -123,6 +126,11 @@ Status MpiCommunicator::DropFinishedSends() {
 Status MpiCommunicator::KeepError(Status status) {
   if (broken_.ok()) broken_ = std::move(status);
   return broken_;
+}
+
+void MpiCommunicator::Break(const Status& reason) {
+  if (broken_.ok() && barrier_) barrier_->Break(reason);  // as long as messages can be sent
+  (void)KeepError(reason);
 }
 
 Status MpiCommunicator::Send(int peer, std::string message, MessageTag tag) {

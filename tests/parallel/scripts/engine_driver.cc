@@ -247,6 +247,57 @@ bool SumCrossed(const ddl::Topology& topology, int step) {
   return true;
 }
 
+// Rank 1 cannot tell two requests apart: it breaks the group when the first has run.
+bool CollideOnRank1(const ddl::Topology& topology) {
+  const int count = topology.rank == 1 ? 2 : 1;
+  float values[2] = {1.0f, 1.0f};
+  std::promise<ddl::Status> finished[2];
+  std::vector<ddl::Request> requests(count);
+  for (int i = 0; i < count; ++i) {
+    ddl::TensorBuffer buffer;
+    buffer.in = buffer.out = &values[i];
+    buffer.count = 1;
+    buffer.dims = {1};
+    requests[i].op_name = "AllReduce";
+    requests[i].name = "loss";
+    requests[i].ordered = false;
+    requests[i].run = requests[i].session = i + 1;
+    requests[i].tensors.push_back(buffer);
+    requests[i].done = [&promise = finished[i]](const ddl::Status& status) {
+      promise.set_value(status);
+    };
+  }
+  for (ddl::Request& request : requests) ddl::Engine::Get().Submit(std::move(request));
+  bool ok = true;
+  for (int i = 0; i < count; ++i) ok = finished[i].get_future().get().ok() && ok;
+  return ok == (topology.rank != 1);
+}
+
+// Rank 1 joins at once, and is told what the others sum: more than MPI sends with the first part of
+// a message.
+bool SumManyBeforeJoining(const ddl::Topology& topology) {
+  if (topology.rank != 1) {
+    std::vector<float> values(400, 1.0f);
+    ddl::Request request;
+    request.op_name = "AllReduceN";
+    request.name = "gradients";
+    for (float& value : values) {
+      ddl::TensorBuffer buffer;
+      buffer.in = buffer.out = &value;
+      buffer.count = 1;
+      buffer.dims = std::vector<int64_t>(10, 1);
+      request.tensors.push_back(buffer);
+    }
+    if (!Run(std::move(request)).ok() || values.back() != topology.size - 1) return false;
+  }
+  ddl::Request join;
+  join.kind = ddl::Request::Kind::kJoin;
+  join.op_name = "Join";
+  int last = -1;
+  join.joined = [&last](int rank) { last = rank; };
+  return Run(std::move(join)).ok() && last == (topology.size == 2 ? 0 : 2);
+}
+
 // Of limits.py: the test's DDL_STALL_TIMEOUT grows with it.
 useconds_t Microseconds(double seconds) {
   const char* slowness = std::getenv("TESTS_SLOWNESS");
@@ -298,6 +349,8 @@ int main(int count, char** arguments) {
   if (std::strcmp(how, "rank 1 is missing") == 0 && topology.rank == 1) usleep(late_us);
   if (std::strcmp(how, "rank 0 leaves") == 0 && topology.rank == 0) return 0;
   if (std::strcmp(how, "rank 1 leaves") == 0 && topology.rank == 1) return 0;
+  if (std::strcmp(how, "two sessions") == 0 && !CollideOnRank1(topology)) return 7;
+  if (std::strcmp(how, "long description") == 0 && !SumManyBeforeJoining(topology)) return 8;
   if (std::strcmp(how, "crossed order") == 0) {
     for (int step = 0; step < 200; ++step) {
       if (!SumCrossed(topology, step)) return 4;
