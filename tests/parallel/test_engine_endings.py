@@ -89,6 +89,18 @@ def test_ranks_agree_on_an_order_and_remember_it(
     assert "ddl: rank 0: order:" not in ended.output
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_that_has_joined_hears_of_any_number_of_tensors(
+    driver: Path, run_command: Callable, ranks: int
+) -> None:
+    """Also where no rank can read another's memory, as in many containers."""
+    environment = {"OMPI_MCA_smsc": "^cma,xpmem,knem", "DDL_STALL_TIMEOUT": f"{within(10):.2f}"}
+    ended = run_command(mpirun_command(ranks, str(driver), "long description"), environment, 60)
+    assert ended.returncode == 0, ended.output  # else the driver saw a wrong result
+    for rank in range(ranks):
+        assert len(ended.lines_of(rank)) == 51, ended.output
+
+
 @pytest.mark.parametrize(
     ("how", "ranks", "total"), [("large gather", 2, 201), ("no memory", 3, 303)]
 )

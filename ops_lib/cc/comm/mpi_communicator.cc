@@ -8,6 +8,8 @@
 #include "algorithms/network_allreduce.h"
 #include "algorithms/ring.h"
 #include "algorithms/tree_broadcast.h"
+#include "core/backoff.h"
+#include "core/stall.h"
 #include "transport/mpi_transport.h"
 
 namespace ddl {
@@ -135,7 +137,7 @@ void MpiCommunicator::Break(const Status& reason) {
 
 Status MpiCommunicator::Send(int peer, std::string message, MessageTag tag) {
   DDL_RETURN_IF_ERROR(broken_);
-  sends_.push_back({std::move(message), MPI_REQUEST_NULL});
+  sends_.push_back({peer, std::move(message), MPI_REQUEST_NULL});
   PendingSend& send = sends_.back();
   DDL_RETURN_IF_ERROR(
       MpiStatus(MPI_Isend(send.message.data(), static_cast<int>(send.message.size()), MPI_BYTE,
@@ -170,6 +172,24 @@ Status MpiCommunicator::Probe(int source, int* peer, std::string* message, Messa
       MpiStatus(MPI_Mrecv(message->data(), nbytes, MPI_BYTE, &handle, MPI_STATUS_IGNORE), "MPI_Mrecv"));
   *peer = status.MPI_SOURCE;
   return Status();
+}
+
+Status MpiCommunicator::Flush() {
+  DDL_RETURN_IF_ERROR(broken_);
+  const Backoff backoff;
+  StallClock clock;
+  int grace_polls = 0;
+  while (true) {
+    DDL_RETURN_IF_ERROR(DropFinishedSends());
+    if (sends_.empty()) return Status();
+    if (clock.Poll() > timeout_s_ && ++grace_polls > kGracePolls) {
+      return Status(Code::kDeadlineExceeded,
+                    "rank " + std::to_string(sends_.front().peer) +
+                        " did not take a message of rank " + std::to_string(rank_) + " within " +
+                        Seconds(timeout_s_) + ". Look for what blocks it.");
+    }
+    backoff.Pause();
+  }
 }
 
 Status MpiCommunicator::Barrier(const Arrival& arrival, BarrierResult* result) {

@@ -48,6 +48,7 @@ class MpiCommunicator : public Communicator {
   Status Send(int peer, std::string message, MessageTag tag) override;
   Status TryReceive(int peer, std::string* message, bool* received, MessageTag tag) override;
   Status TryReceiveAny(int* peer, std::string* message, MessageTag tag) override;
+  Status Flush() override;
   Status Barrier(const Arrival& arrival, BarrierResult* result) override;
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype,
                    Reduction reduction) override;
@@ -63,6 +64,7 @@ class MpiCommunicator : public Communicator {
 
  private:
   struct PendingSend {
+    int peer;
     std::string message;
     MPI_Request request;
   };

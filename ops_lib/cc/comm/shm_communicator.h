@@ -24,6 +24,7 @@ class ShmCommunicator : public Communicator {
   Status Send(int peer, std::string message, MessageTag tag) override;
   Status TryReceive(int peer, std::string* message, bool* received, MessageTag tag) override;
   Status TryReceiveAny(int* peer, std::string* message, MessageTag tag) override;
+  Status Flush() override { return base_->Flush(); }
   bool ReducesInline() const override { return true; }
   const char* TransportName() const override { return "shared memory"; }
   Status Barrier(const Arrival& arrival, BarrierResult* result) override;

@@ -371,6 +371,13 @@ Status Agreement::AgreeAsCoordinator(const Proposal& proposal, const Request* re
   }
   const std::string response = EncodeResponse(decision, proposals);
   DDL_RETURN_IF_ERROR(SendToAll(response));
+  // Else a long response could wait for this rank, which may look after messages no more. A rank
+  // that has not arrived takes it later.
+  if (count == size) broken_ = communicator_->Flush();
+  if (!broken_.ok()) {
+    communicator_->Break(broken_);
+    return broken_;
+  }
   return Apply(response, &proposal, action);
 }
 

@@ -94,6 +94,7 @@ class ThreadCommunicator : public ddl::Communicator {
     }
     return ddl::Status();
   }
+  ddl::Status Flush() override { return ddl::Status(); }
   bool ReducesInline() const override { return shares_memory_; }
   ddl::Status Barrier(const ddl::Arrival& arrival, ddl::BarrierResult* result) override {
     if (shares_memory_) return ddl::HostBarrier(group_, arrival, result);
