@@ -141,3 +141,14 @@ def test_a_rank_that_runs_out_of_memory_fails_on_every_rank(
         # Where messages are under way, MPI may look at the tensors until the process ends.
         assert freed == (transport == "shm" or rank == 1), ended.output
     assert "rank 1 could not go on: std::bad_alloc" in ended.output
+
+
+def test_messages_of_one_process_set_keep_no_memory_of_the_others(
+    driver: Path, run_command: Callable
+) -> None:
+    environment = {"DDL_TRANSPORT": "mpi", "DDL_STALL_TIMEOUT": "2"}
+    command = mpirun_command(2, str(driver), "throws in a process set")
+    ended = run_command(command, environment, 60)
+    said = ended.lines_of(0)
+    assert "stopped in the middle of a collective" in said[1], ended.output
+    assert said[2:4] == ["beside it", "memory is free"], ended.output

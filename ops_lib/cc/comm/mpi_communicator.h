@@ -53,6 +53,7 @@ class MpiCommunicator : public Communicator {
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype,
                    Reduction reduction) override;
   void Break(const Status& reason) override;
+  bool HasAbandonedMessages() const override { return all_->HasAbandonedMessages(); }
   Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
                     Reduction reduction) override;
   Status Broadcast(void* buffer, int64_t nbytes, int root) override;

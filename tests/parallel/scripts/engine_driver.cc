@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "runtime/engine.h"
+#include "runtime/process_sets.h"
 #include "soak.h"
 
 namespace {
@@ -75,10 +76,10 @@ bool Measured(const ddl::Topology& topology) {
 }
 
 // Submits `request` and waits for its end.
-ddl::Status Run(ddl::Request request) {
+ddl::Status Run(ddl::Request request, ddl::Engine* engine = &ddl::Engine::Get()) {
   std::promise<ddl::Status> finished;
   request.done = [&finished](const ddl::Status& status) { finished.set_value(status); };
-  ddl::Engine::Get().Submit(std::move(request));
+  engine->Submit(std::move(request));
   return finished.get_future().get();
 }
 
@@ -196,7 +197,7 @@ struct Memory {
 };
 
 // Rank 1 runs out of memory in the engine's thread, in the middle of a gather.
-void GatherAndThrow(const ddl::Topology& topology) {
+void GatherAndThrow(const ddl::Topology& topology, ddl::Engine* engine = &ddl::Engine::Get()) {
   auto memory = std::make_shared<Memory>(topology.rank);
   std::vector<char> out;
   ddl::Request request =
@@ -208,11 +209,33 @@ void GatherAndThrow(const ddl::Topology& topology) {
     *result = out.data();
     return ddl::Status();
   };
-  const ddl::Status status = Run(std::move(request));
+  const ddl::Status status = Run(std::move(request), engine);
   std::printf("<%d> %s\n", topology.rank, status.message().c_str());
   std::fflush(stdout);
   static std::vector<char> kept;  // MPI may still write to it
   kept = std::move(out);
+}
+
+// The same in a process set of all ranks; then the others gather beside it.
+bool ThrowInProcessSet(const ddl::Topology& topology) {
+  std::vector<int> all(topology.size);
+  for (int rank = 0; rank < topology.size; ++rank) all[rank] = rank;
+  ddl::Engine* engine = nullptr;
+  if (!ddl::ProcessSets::Get().Add(1, all).ok()) return false;
+  if (!ddl::ProcessSets::Get().Find(1, &engine).ok()) return false;
+  GatherAndThrow(topology, engine);
+  std::printf("<%d> beside it\n", topology.rank);
+  auto memory = std::make_shared<Memory>(topology.rank);
+  std::vector<char> out;
+  ddl::Request request =
+      GatherOf("healthy", ddl::DType::kInt8, memory->bytes.data(), memory->bytes.size(), 1);
+  request.memory = std::move(memory);
+  request.allocate = [&](const std::vector<int64_t>& sizes, void** result) {
+    out.resize(sizes.size() << 20);
+    *result = out.data();
+    return ddl::Status();
+  };
+  return Run(std::move(request)).ok();
 }
 
 // Three sums of one graph, in an order that differs by rank in every step: small ones, which travel
@@ -343,6 +366,7 @@ int main(int count, char** arguments) {
   if (std::strcmp(how, "large gather") == 0 && !GatherLarge(topology)) return 2;
   if (std::strcmp(how, "no memory") == 0 && !GatherWithoutMemory(topology)) return 3;
   if (std::strcmp(how, "throws") == 0) GatherAndThrow(topology);
+  if (std::strcmp(how, "throws in a process set") == 0 && !ThrowInProcessSet(topology)) return 9;
   if (std::strcmp(how, "measured") == 0) return Measured(topology) ? 0 : 4;
   const useconds_t late_us = Microseconds(1.8);
   if (std::strcmp(how, "rank 0 is missing") == 0 && topology.rank == 0) usleep(late_us);
