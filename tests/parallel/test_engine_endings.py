@@ -28,6 +28,7 @@ OK, FAILED_PRECONDITION, DEADLINE_EXCEEDED = 0, 2, 3
         ("rank 1 is missing", DEADLINE_EXCEEDED),
         ("rank 0 leaves", FAILED_PRECONDITION),
         ("rank 1 leaves", FAILED_PRECONDITION),
+        ("two sessions", FAILED_PRECONDITION),
     ],
 )
 def test_all_ranks_come_to_the_same_end(
@@ -88,6 +89,18 @@ def test_ranks_agree_on_an_order_and_remember_it(
     assert "ddl: rank 0: order:" not in ended.output
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_that_has_joined_hears_of_any_number_of_tensors(
+    driver: Path, run_command: Callable, ranks: int
+) -> None:
+    """Also where no rank can read another's memory, as in many containers."""
+    environment = {"OMPI_MCA_smsc": "^cma,xpmem,knem", "DDL_STALL_TIMEOUT": f"{within(10):.2f}"}
+    ended = run_command(mpirun_command(ranks, str(driver), "long description"), environment, 60)
+    assert ended.returncode == 0, ended.output  # else the driver saw a wrong result
+    for rank in range(ranks):
+        assert len(ended.lines_of(rank)) == 51, ended.output
+
+
 @pytest.mark.parametrize(
     ("how", "ranks", "total"), [("large gather", 2, 201), ("no memory", 3, 303)]
 )
@@ -128,3 +141,14 @@ def test_a_rank_that_runs_out_of_memory_fails_on_every_rank(
         # Where messages are under way, MPI may look at the tensors until the process ends.
         assert freed == (transport == "shm" or rank == 1), ended.output
     assert "rank 1 could not go on: std::bad_alloc" in ended.output
+
+
+def test_messages_of_one_process_set_keep_no_memory_of_the_others(
+    driver: Path, run_command: Callable
+) -> None:
+    environment = {"DDL_TRANSPORT": "mpi", "DDL_STALL_TIMEOUT": "2"}
+    command = mpirun_command(2, str(driver), "throws in a process set")
+    ended = run_command(command, environment, 60)
+    said = ended.lines_of(0)
+    assert "stopped in the middle of a collective" in said[1], ended.output
+    assert said[2:4] == ["beside it", "memory is free"], ended.output

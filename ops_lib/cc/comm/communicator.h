@@ -43,6 +43,10 @@ class Communicator : public Messenger {
   // the others: this rank could not go on in the middle of something.
   virtual void Break(const Status& reason) = 0;
 
+  // Whether an error of this communicator has left messages under way. They may still be read from
+  // and written to where they point, as long as the process lives.
+  virtual bool HasAbandonedMessages() const = 0;
+
   // The same of each of many tensors.
   virtual Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
                             Reduction reduction) = 0;

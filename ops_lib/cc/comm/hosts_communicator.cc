@@ -116,6 +116,11 @@ Status HostsCommunicator::TryReceiveAny(int* peer, std::string* message, Message
   return base_->TryReceiveAny(peer, message, tag);
 }
 
+Status HostsCommunicator::Flush() {
+  DDL_RETURN_IF_ERROR(broken_);
+  return base_->Flush();
+}
+
 Status HostsCommunicator::Barrier(const Arrival& arrival, BarrierResult* result) {
   DDL_RETURN_IF_ERROR(broken_);
   const Status status = HierarchicalBarrier(arrival, result);

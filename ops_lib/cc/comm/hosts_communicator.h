@@ -55,10 +55,14 @@ class HostsCommunicator : public Communicator {
   Status Send(int peer, std::string message, MessageTag tag) override;
   Status TryReceive(int peer, std::string* message, bool* received, MessageTag tag) override;
   Status TryReceiveAny(int* peer, std::string* message, MessageTag tag) override;
+  Status Flush() override;
   Status Barrier(const Arrival& arrival, BarrierResult* result) override;
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype,
                    Reduction reduction) override;
   void Break(const Status& reason) override { (void)KeepError(reason); }
+  bool HasAbandonedMessages() const override {
+    return base_->HasAbandonedMessages() || (cross_host_ && cross_host_->HasAbandonedMessages());
+  }
   Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
                     Reduction reduction) override;
   Status Broadcast(void* buffer, int64_t nbytes, int root) override;

@@ -30,6 +30,10 @@ class Messenger {
   // there is none.
   virtual Status TryReceiveAny(int* peer, std::string* message, MessageTag tag) = 0;
 
+  // Waits until all that was sent no longer needs this rank: a long message goes on only while its
+  // sender looks after it. For messages to ranks that wait for them.
+  virtual Status Flush() = 0;
+
   Status Send(int peer, std::string message) {
     return Send(peer, std::move(message), MessageTag::kAgreement);
   }

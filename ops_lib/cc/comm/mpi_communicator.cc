@@ -8,6 +8,8 @@
 #include "algorithms/network_allreduce.h"
 #include "algorithms/ring.h"
 #include "algorithms/tree_broadcast.h"
+#include "core/backoff.h"
+#include "core/stall.h"
 #include "transport/mpi_transport.h"
 
 namespace ddl {
@@ -53,11 +55,14 @@ Status MpiCommunicator::OverWorld(const std::string& host_id, double timeout_s, 
   const auto position = std::find(made->order_.begin(), made->order_.end(), made->rank_);
   DDL_RETURN_IF_ERROR(
       made->Join(0, static_cast<int>(position - made->order_.begin()), &made->all_));
-  std::vector<std::vector<int>> groups;
-  for (int rank = 0; rank < made->size_; ++rank) groups.push_back({rank});
-  made->barrier_ = std::make_unique<DisseminationBarrier>(made.get(), std::move(groups), timeout_s);
   *communicator = std::move(made);
   return Status();
+}
+
+void MpiCommunicator::MakeBarrier() {
+  std::vector<std::vector<int>> groups;
+  for (int rank = 0; rank < size_; ++rank) groups.push_back({rank});
+  barrier_ = std::make_unique<DisseminationBarrier>(this, std::move(groups), timeout_s_);
 }
 
 Status MpiCommunicator::FindHosts(const std::string& host_id) {
@@ -125,9 +130,14 @@ Status MpiCommunicator::KeepError(Status status) {
   return broken_;
 }
 
+void MpiCommunicator::Break(const Status& reason) {
+  if (broken_.ok() && barrier_) barrier_->Break(reason);  // as long as messages can be sent
+  (void)KeepError(reason);
+}
+
 Status MpiCommunicator::Send(int peer, std::string message, MessageTag tag) {
   DDL_RETURN_IF_ERROR(broken_);
-  sends_.push_back({std::move(message), MPI_REQUEST_NULL});
+  sends_.push_back({peer, std::move(message), MPI_REQUEST_NULL});
   PendingSend& send = sends_.back();
   DDL_RETURN_IF_ERROR(
       MpiStatus(MPI_Isend(send.message.data(), static_cast<int>(send.message.size()), MPI_BYTE,
@@ -162,6 +172,24 @@ Status MpiCommunicator::Probe(int source, int* peer, std::string* message, Messa
       MpiStatus(MPI_Mrecv(message->data(), nbytes, MPI_BYTE, &handle, MPI_STATUS_IGNORE), "MPI_Mrecv"));
   *peer = status.MPI_SOURCE;
   return Status();
+}
+
+Status MpiCommunicator::Flush() {
+  DDL_RETURN_IF_ERROR(broken_);
+  const Backoff backoff;
+  StallClock clock;
+  int grace_polls = 0;
+  while (true) {
+    DDL_RETURN_IF_ERROR(DropFinishedSends());
+    if (sends_.empty()) return Status();
+    if (clock.Poll() > timeout_s_ && ++grace_polls > kGracePolls) {
+      return Status(Code::kDeadlineExceeded,
+                    "rank " + std::to_string(sends_.front().peer) +
+                        " did not take a message of rank " + std::to_string(rank_) + " within " +
+                        Seconds(timeout_s_) + ". Look for what blocks it.");
+    }
+    backoff.Pause();
+  }
 }
 
 Status MpiCommunicator::Barrier(const Arrival& arrival, BarrierResult* result) {

@@ -31,6 +31,10 @@ class MpiCommunicator : public Communicator {
   // The host of each rank, numbered from 0 in the order of their first ranks.
   const std::vector<int>& hosts() const { return hosts_; }
 
+  // Before the first Barrier. Without one this is the base of another communicator, which has a
+  // barrier of its own and tells the others itself why it is broken.
+  void MakeBarrier();
+
   // Joins the ranks that give the same `group`, in the order of `position`; none if it is negative.
   // Collective over all ranks.
   Status Join(int group, int position, std::unique_ptr<Transport>* transport);
@@ -44,10 +48,12 @@ class MpiCommunicator : public Communicator {
   Status Send(int peer, std::string message, MessageTag tag) override;
   Status TryReceive(int peer, std::string* message, bool* received, MessageTag tag) override;
   Status TryReceiveAny(int* peer, std::string* message, MessageTag tag) override;
+  Status Flush() override;
   Status Barrier(const Arrival& arrival, BarrierResult* result) override;
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype,
                    Reduction reduction) override;
-  void Break(const Status& reason) override { (void)KeepError(reason); }
+  void Break(const Status& reason) override;
+  bool HasAbandonedMessages() const override { return all_->HasAbandonedMessages(); }
   Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
                     Reduction reduction) override;
   Status Broadcast(void* buffer, int64_t nbytes, int root) override;
@@ -59,6 +65,7 @@ class MpiCommunicator : public Communicator {
 
  private:
   struct PendingSend {
+    int peer;
     std::string message;
     MPI_Request request;
   };
@@ -76,7 +83,7 @@ class MpiCommunicator : public Communicator {
   std::vector<int> order_;  // ranks, host by host
   std::unique_ptr<Transport> all_;  // in that order
   std::list<PendingSend> sends_;  // a list: MPI holds pointers into the messages
-  std::unique_ptr<DisseminationBarrier> barrier_;  // of the ranks one by one
+  std::unique_ptr<DisseminationBarrier> barrier_;  // of the ranks one by one, or null
   PackedAllReduce packed_;
   Status broken_;
   MpiBaseline baseline_{&comm_, &broken_};

@@ -100,6 +100,7 @@ Status Connect(const Config& config, int id, const std::vector<int>& ranks,
     if (memory && config.log_info) LogThreads(rank, *memory, why);
   }
   if (!memory) {
+    mpi->MakeBarrier();
     *communicator = std::move(mpi);
   } else if (one_host) {
     *communicator = std::make_unique<ShmCommunicator>(std::move(mpi), std::move(memory));

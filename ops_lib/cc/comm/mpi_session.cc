@@ -70,7 +70,7 @@ void MpiSession::Close() {
   barrier_.Wait();
 }
 
-bool MpiSession::HasAbandonedMessages() { return MpiTransport::HasAbandonedMessages(); }
+bool MpiSession::HasAbandonedMessages() { return MpiTransport::ProcessHasAbandonedMessages(); }
 
 void MpiSession::Abort(int exit_code) {
   if (getpid() != opened_by.load() && opened_by.load() != 0) _exit(exit_code);  // a forked child

@@ -24,12 +24,14 @@ class ShmCommunicator : public Communicator {
   Status Send(int peer, std::string message, MessageTag tag) override;
   Status TryReceive(int peer, std::string* message, bool* received, MessageTag tag) override;
   Status TryReceiveAny(int* peer, std::string* message, MessageTag tag) override;
+  Status Flush() override { return base_->Flush(); }
   bool ReducesInline() const override { return true; }
   const char* TransportName() const override { return "shared memory"; }
   Status Barrier(const Arrival& arrival, BarrierResult* result) override;
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype,
                    Reduction reduction) override;
   void Break(const Status& reason) override;
+  bool HasAbandonedMessages() const override { return base_->HasAbandonedMessages(); }
   Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
                     Reduction reduction) override;
   Status Broadcast(void* buffer, int64_t nbytes, int root) override;

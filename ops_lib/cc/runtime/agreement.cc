@@ -129,18 +129,20 @@ Status Agreement::Agree(const Request& request, const InlineTensor* tensor, Acti
     if (request.kind == Request::Kind::kJoin) action->kind = Action::Kind::kAllJoined;
     return Status();
   }
+  Status status;
   bool different = true;
-  if (!negotiating_) {
-    DDL_RETURN_IF_ERROR(CompareDigests(request, tensor, action, &different));
+  if (!negotiating_) status = CompareDigests(request, tensor, action, &different);
+  if (status.ok() && different) {
+    status = AgreeThroughCoordinator(Propose(request), &request, action);
   }
-  if (different) {
-    DDL_RETURN_IF_ERROR(AgreeThroughCoordinator(Propose(request), &request, action));
+  if (request.kind == Request::Kind::kJoin) {
+    if (!status.ok()) {
+      joined_ = false;  // it has ended with the error: the next one is new
+    } else if (action->kind != Action::Kind::kRetry) {
+      joined_ = action->kind != Action::Kind::kAllJoined;
+    }  // else all have to propose again, and it is as new as it was
   }
-  // If all have to propose again, it is as new as it was.
-  if (request.kind == Request::Kind::kJoin && action->kind != Action::Kind::kRetry) {
-    joined_ = action->kind != Action::Kind::kAllJoined;
-  }
-  return Status();
+  return status;
 }
 
 Status Agreement::CompareDigests(const Request& request, const InlineTensor* tensor, Action* action,
@@ -369,6 +371,13 @@ Status Agreement::AgreeAsCoordinator(const Proposal& proposal, const Request* re
   }
   const std::string response = EncodeResponse(decision, proposals);
   DDL_RETURN_IF_ERROR(SendToAll(response));
+  // Else a long response could wait for this rank, which may look after messages no more. A rank
+  // that has not arrived takes it later.
+  if (count == size) broken_ = communicator_->Flush();
+  if (!broken_.ok()) {
+    communicator_->Break(broken_);
+    return broken_;
+  }
   return Apply(response, &proposal, action);
 }
 

@@ -136,7 +136,7 @@ class Agreement {
   std::vector<CancelledRun> cancelled_;  // here, of which the others may not know
   uint64_t cancelled_digest_ = 0;        // of them; 0: none
   std::vector<CancelledRun> cancelled_elsewhere_;
-  bool joined_ = false;       // a kJoin has been proposed, and not all have joined
+  bool joined_ = false;       // a kJoin has been proposed, and has not ended
   bool negotiating_ = false;  // rank 0 has chosen, and what it has chosen has not run yet
   bool reported_ = false;  // what this rank has pending while it lacks the choice
   std::vector<int64_t> proposed_;  // of each rank: how many proposals went to rank 0

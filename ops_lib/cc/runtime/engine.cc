@@ -216,7 +216,7 @@ void Engine::Run() {
   }
   if (process_set_ == 0) ProcessSets::Get().RemoveAll();  // they need MPI
   gpus_.reset();
-  if (MpiSession::HasAbandonedMessages()) (void)communicator_.release();
+  if (communicator_ && communicator_->HasAbandonedMessages()) (void)communicator_.release();
   communicator_.reset();
   session_.Close();
 }
@@ -304,7 +304,7 @@ void Engine::Serve() {
     if (process_set_ == 0) recorder_.Flush();
     left = agreement_->Leave();
   });
-  if (MpiSession::HasAbandonedMessages()) (void)allreduce_.release();
+  if (communicator_->HasAbandonedMessages()) (void)allreduce_.release();
   allreduce_.reset();
   agreement_.reset();
   runs_.reset();
@@ -349,7 +349,7 @@ void Engine::ServeRequest(Request* next, std::optional<Clock::time_point>* first
   if (next->kind != Request::Kind::kJoin && process_set_ == 0) recorder_.Add(record);
   const std::function<void(const Status&)> done = [this, &record] {
     Request request = request_queue_->Take();
-    if (MpiSession::HasAbandonedMessages()) abandoned_->push_back(request.memory);
+    if (communicator_->HasAbandonedMessages()) abandoned_->push_back(request.memory);
     if (!record.status.ok()) {
       runs_->Fail(request.run, record.status);
     } else if (request.IsCancelled()) {

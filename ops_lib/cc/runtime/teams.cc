@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/arithmetic.h"
+#include "core/float_environment.h"
 #include "core/numbers.h"
 
 namespace ddl {
@@ -65,6 +66,7 @@ void StepGradients::Write(size_t index, int64_t count, DType dtype, void* out) c
   const size_t nbytes = count * DTypeSize(dtype);
   if (nbytes == 0) return;
   if (current != nullptr && earlier != nullptr) {
+    const DefaultFloatEnvironment environment;  // the same on all ranks, whatever thread this is
     Interpolate(current, earlier, out, count, dtype, weight);
   } else if (const void* only = current != nullptr ? current : earlier) {
     std::memcpy(out, only, nbytes);

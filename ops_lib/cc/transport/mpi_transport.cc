@@ -17,7 +17,7 @@ constexpr int kTag = 0;
 constexpr double kYieldS = 200e-6;
 constexpr int64_t kMaxCount = int64_t{1} << 30;  // MPI counts are int
 
-std::atomic<bool> has_abandoned_messages{false};
+std::atomic<bool> process_has_abandoned_messages{false};
 
 }  // namespace
 
@@ -46,12 +46,15 @@ MpiTransport::~MpiTransport() {
   }
 }
 
-bool MpiTransport::HasAbandonedMessages() { return has_abandoned_messages.load(); }
+bool MpiTransport::ProcessHasAbandonedMessages() { return process_has_abandoned_messages.load(); }
 
 Status MpiTransport::KeepError(Status status) {
   if (status.ok() || !broken_.ok()) return status;
   broken_ = std::move(status);
-  if (!sends_.empty() || !receives_.empty()) has_abandoned_messages.store(true);
+  if (!sends_.empty() || !receives_.empty()) {
+    abandoned_.store(true);
+    process_has_abandoned_messages.store(true);
+  }
   for (Part& part : receives_) {
     if (part.request == MPI_REQUEST_NULL) continue;
     // What has begun to arrive is not stopped by this; but it arrives only while MPI is called.

@@ -33,13 +33,15 @@ class MpiTransport : public Transport {
 
   Status Send(int peer, const void* bytes, int64_t nbytes) override;
   Status Receive(int peer, void* bytes, int64_t nbytes) override;
-  // Whether in this process messages have been abandoned that MPI may still move: then the memory
-  // they point to must stay, and MPI must not be asked to end.
-  static bool HasAbandonedMessages();
+  // Whether any of this process has abandoned messages, which MPI may still move: then it must not
+  // be asked to end.
+  static bool ProcessHasAbandonedMessages();
 
   Status AwaitReceive() override;
   Status AwaitSends(int64_t pending) override;
   void Interrupt() override { interrupted_.store(true); }
+  // Then the memory they point to must stay.
+  bool HasAbandonedMessages() const override { return abandoned_.load(); }
 
  private:
   // A message, or a part of one that is too long for MPI.
@@ -64,6 +66,7 @@ class MpiTransport : public Transport {
   std::deque<Part> sends_, receives_;
   int64_t pending_sends_ = 0;
   std::atomic<bool> interrupted_{false};
+  std::atomic<bool> abandoned_{false};
 };
 
 }  // namespace ddl

@@ -46,6 +46,9 @@ class Transport {
   // will not go on, and what it waits for may never come. Any thread may call it.
   virtual void Interrupt() = 0;
 
+  // Whether an error has left messages under way.
+  virtual bool HasAbandonedMessages() const { return false; }
+
   // So many bytes to receive into, until the next call. After an error they live on with the
   // transport: an algorithm that fails must not free what messages may still be written to.
   char* Scratch(int64_t nbytes) {

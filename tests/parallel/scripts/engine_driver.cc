@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "runtime/engine.h"
+#include "runtime/process_sets.h"
 #include "soak.h"
 
 namespace {
@@ -75,10 +76,10 @@ bool Measured(const ddl::Topology& topology) {
 }
 
 // Submits `request` and waits for its end.
-ddl::Status Run(ddl::Request request) {
+ddl::Status Run(ddl::Request request, ddl::Engine* engine = &ddl::Engine::Get()) {
   std::promise<ddl::Status> finished;
   request.done = [&finished](const ddl::Status& status) { finished.set_value(status); };
-  ddl::Engine::Get().Submit(std::move(request));
+  engine->Submit(std::move(request));
   return finished.get_future().get();
 }
 
@@ -196,7 +197,7 @@ struct Memory {
 };
 
 // Rank 1 runs out of memory in the engine's thread, in the middle of a gather.
-void GatherAndThrow(const ddl::Topology& topology) {
+void GatherAndThrow(const ddl::Topology& topology, ddl::Engine* engine = &ddl::Engine::Get()) {
   auto memory = std::make_shared<Memory>(topology.rank);
   std::vector<char> out;
   ddl::Request request =
@@ -208,11 +209,33 @@ void GatherAndThrow(const ddl::Topology& topology) {
     *result = out.data();
     return ddl::Status();
   };
-  const ddl::Status status = Run(std::move(request));
+  const ddl::Status status = Run(std::move(request), engine);
   std::printf("<%d> %s\n", topology.rank, status.message().c_str());
   std::fflush(stdout);
   static std::vector<char> kept;  // MPI may still write to it
   kept = std::move(out);
+}
+
+// The same in a process set of all ranks; then the others gather beside it.
+bool ThrowInProcessSet(const ddl::Topology& topology) {
+  std::vector<int> all(topology.size);
+  for (int rank = 0; rank < topology.size; ++rank) all[rank] = rank;
+  ddl::Engine* engine = nullptr;
+  if (!ddl::ProcessSets::Get().Add(1, all).ok()) return false;
+  if (!ddl::ProcessSets::Get().Find(1, &engine).ok()) return false;
+  GatherAndThrow(topology, engine);
+  std::printf("<%d> beside it\n", topology.rank);
+  auto memory = std::make_shared<Memory>(topology.rank);
+  std::vector<char> out;
+  ddl::Request request =
+      GatherOf("healthy", ddl::DType::kInt8, memory->bytes.data(), memory->bytes.size(), 1);
+  request.memory = std::move(memory);
+  request.allocate = [&](const std::vector<int64_t>& sizes, void** result) {
+    out.resize(sizes.size() << 20);
+    *result = out.data();
+    return ddl::Status();
+  };
+  return Run(std::move(request)).ok();
 }
 
 // Three sums of one graph, in an order that differs by rank in every step: small ones, which travel
@@ -245,6 +268,57 @@ bool SumCrossed(const ddl::Topology& topology, int step) {
     if (values[which].front() != want || values[which].back() != want) return false;
   }
   return true;
+}
+
+// Rank 1 cannot tell two requests apart: it breaks the group when the first has run.
+bool CollideOnRank1(const ddl::Topology& topology) {
+  const int count = topology.rank == 1 ? 2 : 1;
+  float values[2] = {1.0f, 1.0f};
+  std::promise<ddl::Status> finished[2];
+  std::vector<ddl::Request> requests(count);
+  for (int i = 0; i < count; ++i) {
+    ddl::TensorBuffer buffer;
+    buffer.in = buffer.out = &values[i];
+    buffer.count = 1;
+    buffer.dims = {1};
+    requests[i].op_name = "AllReduce";
+    requests[i].name = "loss";
+    requests[i].ordered = false;
+    requests[i].run = requests[i].session = i + 1;
+    requests[i].tensors.push_back(buffer);
+    requests[i].done = [&promise = finished[i]](const ddl::Status& status) {
+      promise.set_value(status);
+    };
+  }
+  for (ddl::Request& request : requests) ddl::Engine::Get().Submit(std::move(request));
+  bool ok = true;
+  for (int i = 0; i < count; ++i) ok = finished[i].get_future().get().ok() && ok;
+  return ok == (topology.rank != 1);
+}
+
+// Rank 1 joins at once, and is told what the others sum: more than MPI sends with the first part of
+// a message.
+bool SumManyBeforeJoining(const ddl::Topology& topology) {
+  if (topology.rank != 1) {
+    std::vector<float> values(400, 1.0f);
+    ddl::Request request;
+    request.op_name = "AllReduceN";
+    request.name = "gradients";
+    for (float& value : values) {
+      ddl::TensorBuffer buffer;
+      buffer.in = buffer.out = &value;
+      buffer.count = 1;
+      buffer.dims = std::vector<int64_t>(10, 1);
+      request.tensors.push_back(buffer);
+    }
+    if (!Run(std::move(request)).ok() || values.back() != topology.size - 1) return false;
+  }
+  ddl::Request join;
+  join.kind = ddl::Request::Kind::kJoin;
+  join.op_name = "Join";
+  int last = -1;
+  join.joined = [&last](int rank) { last = rank; };
+  return Run(std::move(join)).ok() && last == (topology.size == 2 ? 0 : 2);
 }
 
 // Of limits.py: the test's DDL_STALL_TIMEOUT grows with it.
@@ -292,12 +366,15 @@ int main(int count, char** arguments) {
   if (std::strcmp(how, "large gather") == 0 && !GatherLarge(topology)) return 2;
   if (std::strcmp(how, "no memory") == 0 && !GatherWithoutMemory(topology)) return 3;
   if (std::strcmp(how, "throws") == 0) GatherAndThrow(topology);
+  if (std::strcmp(how, "throws in a process set") == 0 && !ThrowInProcessSet(topology)) return 9;
   if (std::strcmp(how, "measured") == 0) return Measured(topology) ? 0 : 4;
   const useconds_t late_us = Microseconds(1.8);
   if (std::strcmp(how, "rank 0 is missing") == 0 && topology.rank == 0) usleep(late_us);
   if (std::strcmp(how, "rank 1 is missing") == 0 && topology.rank == 1) usleep(late_us);
   if (std::strcmp(how, "rank 0 leaves") == 0 && topology.rank == 0) return 0;
   if (std::strcmp(how, "rank 1 leaves") == 0 && topology.rank == 1) return 0;
+  if (std::strcmp(how, "two sessions") == 0 && !CollideOnRank1(topology)) return 7;
+  if (std::strcmp(how, "long description") == 0 && !SumManyBeforeJoining(topology)) return 8;
   if (std::strcmp(how, "crossed order") == 0) {
     for (int step = 0; step < 200; ++step) {
       if (!SumCrossed(topology, step)) return 4;

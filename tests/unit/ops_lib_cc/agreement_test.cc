@@ -575,6 +575,42 @@ TEST(TheLastToJoinIsNamedAlsoIfAllHaveToProposeAgain) {
   });
 }
 
+TEST(TheLastToJoinIsNamedAlsoAfterAJoinThatFailed) {
+  OnRanks(2, [](Rank& rank, int number) {
+    Request join;
+    join.kind = Request::Kind::kJoin;
+    const auto joins = [&] {
+      Action action;
+      Status status;
+      do {
+        status = rank.agreement.Agree(join, nullptr, &action);
+      } while (status.ok() && action.kind != Action::Kind::kAllJoined);
+      CHECK(!status.ok() || action.last_joined == 0, std::to_string(action.last_joined));
+      return status;
+    };
+    if (number == 0) {
+      const Status status = joins();
+      CHECK(status.code() == Code::kInvalidArgument, status.message());
+    } else {
+      rank.Submit(Sum("gradient", 5));
+      rank.MustRun("gradient");
+      Request broadcast = Sum("weights", 5);
+      broadcast.kind = Request::Kind::kBroadcast;
+      broadcast.op_name = "Bcast";
+      rank.Submit(std::move(broadcast));
+      std::string ran;
+      const Status status = rank.Next(&ran);
+      CHECK(status.code() == Code::kInvalidArgument, status.message());
+    }
+    if (number == 0) {
+      rank.Submit(Sum("another", 5));
+      rank.MustRun("another");
+    }
+    const Status status = joins();
+    CHECK(status.ok(), status.message());
+  });
+}
+
 TIMED_TEST(ARankThatDoesNotComeIsNamed) {
   OnRanks(
       3,

@@ -44,7 +44,6 @@ ddl::MpiSession::MpiSession(std::function<void()> on_finalize)
     : on_finalize_(std::move(on_finalize)), keyval_(0) {}
 ddl::Status ddl::MpiSession::Open() { return Status(); }
 void ddl::MpiSession::Close() {}
-bool ddl::MpiSession::HasAbandonedMessages() { return false; }
 
 ddl::Status ddl::Connect(const Config&, int, const std::vector<int>&,
                          std::unique_ptr<Communicator>* communicator) {

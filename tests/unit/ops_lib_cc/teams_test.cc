@@ -3,12 +3,14 @@
 #include <cstring>
 #include <deque>
 #include <future>
+#include <memory>
 #include <mutex>
 #include <thread>
 
 #include "check.h"
 #include "core/arithmetic.h"
 #include "core/half.h"
+#include "subnormals.h"
 
 namespace {
 
@@ -249,6 +251,34 @@ TEST(teams_are_completed_by_another_thread) {
   }
   engine.join();
   CHECK(last == 10 * (kSteps - 1), std::to_string(last));
+}
+
+TEST(InATransitionTheSameIsAppliedByEveryThread) {
+  constexpr int kCount = 9;  // one more than is converted at once
+  for (const ddl::DType dtype :
+       {ddl::DType::kFloat16, ddl::DType::kBfloat16, ddl::DType::kFloat32}) {
+    uint32_t values[kCount] = {};  // subnormal numbers, of which the halves are, too
+    for (int i = 0; i < kCount; ++i) {
+      const uint32_t bits = 2 * (i + 1);
+      const size_t size = ddl::DTypeSize(dtype);
+      std::memcpy(reinterpret_cast<char*>(values) + i * size, &bits, size);
+    }
+    const std::vector<ddl::TensorBuffer> tensors{{values, values, kCount, {kCount}}};
+    StepGradients gradients;
+    gradients.own = gradients.previous = std::make_shared<ddl::AsyncReduction>(tensors, nullptr);
+    gradients.weight = 0.5;
+    for (const bool flushes : {false, true}) {
+      uint32_t applied[kCount] = {};
+      bool keeps = false;
+      std::thread([&] {
+        if (flushes) FlushSubnormals();
+        gradients.Write(0, kCount, dtype, applied);
+        keeps = KeepsSubnormals();
+      }).join();
+      CHECK(std::memcmp(applied, values, sizeof(values)) == 0, ddl::DTypeName(dtype));
+      CHECK(keeps != flushes, "the thread computes otherwise than before");
+    }
+  }
 }
 
 TEST(arithmetic_interpolates_every_reduced_dtype) {

@@ -94,6 +94,7 @@ class ThreadCommunicator : public ddl::Communicator {
     }
     return ddl::Status();
   }
+  ddl::Status Flush() override { return ddl::Status(); }
   bool ReducesInline() const override { return shares_memory_; }
   ddl::Status Barrier(const ddl::Arrival& arrival, ddl::BarrierResult* result) override {
     if (shares_memory_) return ddl::HostBarrier(group_, arrival, result);
@@ -110,6 +111,7 @@ class ThreadCommunicator : public ddl::Communicator {
     return ddl::AllReduceInPieces(group_, in, out, count, dtype, reduction);
   }
   void Break(const ddl::Status& reason) override { (void)group_->Break(reason, 0); }
+  bool HasAbandonedMessages() const override { return false; }
   ddl::Status AllReduceN(const std::vector<ddl::TensorSpan>& tensors, ddl::DType dtype,
                          ddl::Reduction reduction) override {
     return ddl::AllReduceInPieces(group_, tensors, dtype, reduction);
