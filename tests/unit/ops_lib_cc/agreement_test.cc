@@ -1,5 +1,6 @@
 #include "runtime/agreement.h"
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -497,10 +498,11 @@ TIMED_TEST(AProposalThatCrossesAResponseIsNotCountedInTheNextRound) {
       rank.Submit(number == 0 ? check : Sum("average", 1, false));
       const auto begin = std::chrono::steady_clock::now();
       bool added = false;
-      // After the report, which is due after a fourth of the limit, and before it arrives. Of an
-      // ordered stream what comes first takes the place of the choice.
+      // After the report, which is due after a fourth of the limit and 5 s at most, and before it
+      // arrives. Of an ordered stream what comes first takes the place of the choice.
+      const auto late = begin + milliseconds(std::min(5000, pace * 1000) + pace * 30);
       const Status status = rank.Next(&ran, [&] {
-        if (added || std::chrono::steady_clock::now() < begin + milliseconds(pace * 1030)) return;
+        if (added || std::chrono::steady_clock::now() < late) return;
         added = true;
         if (other) rank.Submit(Sum("not checked", 1));
         rank.Submit(check);
