@@ -103,13 +103,14 @@ class UploadResults(StepTry[UploadResultsStep]):
         self.log.info("lineage: %s", places["lineage"])
         facts = record["result"], made_of(record)
         publication = f"{layout.training_id}/{published.name}"
+        # Before the pointers: what is published is to be known, whatever becomes of these.
+        self._index(store, record, publication)
         pointers = {
             name: f"{store.uri}/{self.context.run.dag_id}/{name}.json"
             for name in (LATEST, PRODUCTION)
             if (name == LATEST or self.step.promote)
             and self._point(store, name, publication, *facts)
         }
-        self._index(store, record, publication)
         drop_published(store, layout.training_id, self.log)
         self.context.published(
             places
