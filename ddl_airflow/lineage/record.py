@@ -32,6 +32,11 @@ SCHEMA = "ddl-airflow/lineage/1"
 SO_FAR = "record.json"
 # Of a part or a record, which lists each object of the data.
 MOST_BYTES = 2**30
+_LESS = (
+    "Pack the data into archives (`unpack` in training_data_reference), or select less of them "
+    "(`include`, `exclude`)."
+)
+_ENCODER = json.JSONEncoder(indent=2, sort_keys=True)
 _READERS = 8  # objects at a time
 BY_HAND = "by_hand"  # the type of a run without Airflow
 _RUN = "run.json"
@@ -65,12 +70,31 @@ class Run:
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
+def check_can_list(listing: Sequence[Mapping[str, Any]]) -> None:
+    """Looks whether a record can list the objects of the data: before they are fetched.
+
+    Raises:
+        StagingError: they are too many.
+    """
+    part, most = {"dataset": {"listing": listing}}, _most_of_a_part()
+    if sum(map(len, _ENCODER.iterencode(part))) > most:
+        raise StagingError(
+            f"the data are {len(listing):,} objects, and their list is larger than {most:,} bytes, "
+            f"which is more than a lineage record holds. {_LESS}",
+            retryable=False,
+        )
+
+
 def write_part(layout: RunLayout, step: str, facts: Mapping[str, Any]) -> None:
-    """Keeps what a step knows; a retry replaces it. Written whole or not at all."""
+    """Keeps what a step knows; a retry replaces it. Written whole or not at all.
+
+    Raises:
+        StagingError: it is larger than what is read again.
+    """
     folder = layout.kept / "lineage"
     folder.mkdir(parents=True, exist_ok=True)
     of = _trained_with(layout) if step == "train" else _made_of(layout)
-    _write(layout, folder / f"{step}.json", {**facts, "made_of": of})
+    _write(layout, folder / f"{step}.json", {**facts, "made_of": of}, _most_of_a_part())
 
 
 def _part(layout: RunLayout, step: str) -> Path:
@@ -445,6 +469,19 @@ def _of(run: Run, experiment: str) -> dict[str, Any]:
     }
 
 
-def _write(layout: RunLayout, path: Path, value: Mapping[str, Any]) -> None:
-    text = json.dumps(value, indent=2, sort_keys=True) + "\n"
-    write_beneath(path, layout.workspace, text.encode())
+def _most_of_a_part() -> int:
+    return MOST_BYTES * 15 // 16  # the whole record has more than the list of the data
+
+
+def _write(
+    layout: RunLayout, path: Path, value: Mapping[str, Any], most: int | None = None
+) -> None:
+    content = (_ENCODER.encode(value) + "\n").encode()
+    most = most or MOST_BYTES
+    if len(content) > most:
+        raise StagingError(
+            f"{path} would have {len(content):,} bytes, more than {most:,}: the data are too many "
+            f"objects. {_LESS}",
+            retryable=False,
+        )
+    write_beneath(path, layout.workspace, content)
