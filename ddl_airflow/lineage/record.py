@@ -211,17 +211,20 @@ def in_digests_of(
     return {**known, "manifest": made_of["manifest"]} if same else known
 
 
-def begin_training(layout: RunLayout, *, anew: bool) -> None:
+def begin_training(
+    layout: RunLayout, *, anew: bool, brought: Mapping[str, Any] | None = None
+) -> None:
     """Notes what ranks are about to train with; no step has worked with what they will leave.
 
     Args:
         layout: the run's.
         anew: whether there is nothing of earlier ranks to go on from. Else it is kept what these
             trained with.
+        brought: what ``begun_with`` said where checkpoints were made that came from elsewhere.
     """
     drop_parts(layout, "train")
     now = _made_of(layout)
-    told = {"made_of": now, "went_on_from": [] if anew else _earlier(layout, now)}
+    told = {"made_of": now, "went_on_from": [] if anew else _earlier(layout, now, brought or {})}
     _write(layout, layout.kept / _TRAINING, told)
 
 
@@ -229,12 +232,18 @@ def went_on_from(layout: RunLayout) -> list[dict[str, Any]]:
     """What earlier ranks trained with, from whose checkpoints the last ones may have gone on, where
     that was something else; the oldest first.
     """
-    earlier: list[dict[str, Any]] = _training(layout).get("went_on_from", [])
+    earlier: list[dict[str, Any]] = begun_with(layout).get("went_on_from", [])
     return earlier
 
 
-def _earlier(layout: RunLayout, now: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    known = [*went_on_from(layout), _training(layout).get("made_of")]
+def _earlier(
+    layout: RunLayout, now: Mapping[str, Any] | None, brought: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
+    known = [
+        made_of
+        for told in (begun_with(layout), brought)
+        for made_of in (*told.get("went_on_from", ()), told.get("made_of"))
+    ]
     digests = (fixed_run(layout) or {}).get("earlier_digests", ())
     earlier: list[Mapping[str, Any]] = []
     for one in known:
@@ -246,8 +255,10 @@ def _earlier(layout: RunLayout, now: Mapping[str, Any] | None) -> list[Mapping[s
     return earlier
 
 
-def _training(layout: RunLayout) -> dict[str, Any]:
-    """What ``begin_training`` kept; nothing if ranks were never started."""
+def begun_with(layout: RunLayout) -> dict[str, Any]:
+    """What ``begin_training`` kept, made_of and went_on_from; nothing if ranks were never
+    started.
+    """
     try:
         return read_object(layout.kept / _TRAINING, layout.workspace)
     except FileNotFoundError:
@@ -280,7 +291,7 @@ def _made_of(layout: RunLayout) -> dict[str, Any] | None:
 
 
 def _trained_with(layout: RunLayout) -> dict[str, Any] | None:
-    training = _training(layout)
+    training = begun_with(layout)
     made_of: dict[str, Any] | None = training["made_of"] if training else _made_of(layout)
     return made_of
 
