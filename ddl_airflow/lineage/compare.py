@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ddl_airflow.core.manifest.digest import earlier_digests
 from ddl_airflow.core.metrics import Measurement
 
 CODE = "code/"  # among what is published: the scripts that ran
@@ -40,7 +41,7 @@ def compare(one: Record, other: Record, read: tuple[Reader, Reader]) -> dict[str
     return {
         "data": _data(one["dataset"], other["dataset"]),
         "code": _code(one, other, read),
-        "manifest": _pairs(one["manifest"], other["manifest"], ("name", "digest")),
+        "manifest": _manifest(one["manifest"], other["manifest"]),
         "parameters": dict(_differing(one["run"]["parameters"], other["run"]["parameters"])),
         "environment": compared_environments(one["environment"], other["environment"]),
         "metrics": _metrics(one["result"], other["result"]),
@@ -87,6 +88,19 @@ def _code(one: Record, other: Record, read: tuple[Reader, Reader]) -> dict[str, 
         else:
             lines += difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", lineterm="")
     return pairs | changes | {"diff": lines}
+
+
+def _manifest(one: Record, other: Record) -> dict[str, Any]:
+    pairs = _pairs(one, other, ("name", "digest"))
+    # An earlier version of ours called the same manifest otherwise.
+    known = [
+        {side["digest"], *earlier_digests(side["said"])}
+        if isinstance(side.get("said"), dict)
+        else {side["digest"]}
+        for side in (one, other)
+    ]
+    same = one["digest"] in known[1] or other["digest"] in known[0]
+    return pairs | {"same": one.get("name") == other.get("name") and same}
 
 
 def _text(body: bytes) -> list[str] | None:

@@ -5,7 +5,8 @@
 alone count (``lineage.json``): where the index is missing or damaged it is made of them again.
 
 Before it publishes, an upload notes there that it begins. Of one that was killed before it came to
-the index the note stays: who reads looks what there is of that training.
+the index the note stays: who reads looks what there is of that training, and so does its next
+upload, which takes the note away.
 
 Who reads looks at ``new/`` first and at the index after that; who merges writes the index first and
 removes from ``new/`` after that. So no reader misses one that others merge meanwhile.
@@ -127,9 +128,13 @@ def add(store: ObjectStore, record: Mapping[str, Any], publication: str) -> None
     """
     if not store.exists(_place(publication)):  # put by an earlier try
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        body = json.dumps(summary(record, publication, at))
-        store.put_bytes(_place(publication), body.encode())
-    store.delete([begun_key(publication.partition("/")[0])])
+        _put(store, summary(record, publication, at))
+    training_id = publication.partition("/")[0]
+    # An earlier upload may have died before it came here, and the note is the same for both.
+    for name, marked in _marked(store, training_id).items():
+        if not store.exists(_place(name)) and (one := _of_record(store, name, marked)) is not None:
+            _put(store, one)
+    store.delete([begun_key(training_id)])
     # Without an index nothing is merged: only the records tell what was published before.
     listed = _listed(store)
     if len(listed) >= _MERGED_AT and (found := _read_index(store)) is not None:
@@ -343,11 +348,15 @@ def _begun(
             if one is not None:
                 found[publication] = one
                 with suppress(StagingError):  # it may be another's to write there
-                    store.put_bytes(_place(publication), json.dumps(one).encode())
+                    _put(store, one)
         if time.time() - at > _BEGUN_S:
             with suppress(StagingError):
                 place.delete([key])
     return found
+
+
+def _put(store: ObjectStore, one: Summary) -> None:
+    store.put_bytes(_place(one["publication"]), json.dumps(one).encode())
 
 
 def _place(publication: str, what: str = "") -> str:

@@ -143,10 +143,12 @@ def point(
 
     def change(now: Pointer | None) -> Pointer | None:
         if now is not None:
-            if any(_same(one["publication"], publication) for one in now["before"]):
-                return None
-            if _same(now["publication"], publication) and (
-                now["publication"] == publication or _whole(store, now)
+            if _same(now["publication"], publication):
+                if now["publication"] == publication or _whole(store, now):
+                    return None
+            # The history goes further back.
+            elif any(
+                _same(one["publication"], publication) for one in (*now["before"], *now["history"])
             ):
                 return None
             if due is not None and now["due"] and datetime.fromisoformat(now["due"]) > due:

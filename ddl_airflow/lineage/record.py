@@ -32,6 +32,11 @@ SCHEMA = "ddl-airflow/lineage/1"
 SO_FAR = "record.json"
 # Of a part or a record, which lists each object of the data.
 MOST_BYTES = 2**30
+_LESS = (
+    "Pack the data into archives (`unpack` in training_data_reference), or select less of them "
+    "(`include`, `exclude`)."
+)
+_ENCODER = json.JSONEncoder(indent=2, sort_keys=True)
 _READERS = 8  # objects at a time
 BY_HAND = "by_hand"  # the type of a run without Airflow
 _RUN = "run.json"
@@ -65,12 +70,31 @@ class Run:
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
+def check_can_list(listing: Sequence[Mapping[str, Any]]) -> None:
+    """Looks whether a record can list the objects of the data: before they are fetched.
+
+    Raises:
+        StagingError: they are too many.
+    """
+    part, most = {"dataset": {"listing": listing}}, _most_of_a_part()
+    if sum(map(len, _ENCODER.iterencode(part))) > most:
+        raise StagingError(
+            f"the data are {len(listing):,} objects, and their list is larger than {most:,} bytes, "
+            f"which is more than a lineage record holds. {_LESS}",
+            retryable=False,
+        )
+
+
 def write_part(layout: RunLayout, step: str, facts: Mapping[str, Any]) -> None:
-    """Keeps what a step knows; a retry replaces it. Written whole or not at all."""
+    """Keeps what a step knows; a retry replaces it. Written whole or not at all.
+
+    Raises:
+        StagingError: it is larger than what is read again.
+    """
     folder = layout.kept / "lineage"
     folder.mkdir(parents=True, exist_ok=True)
     of = _trained_with(layout) if step == "train" else _made_of(layout)
-    _write(layout, folder / f"{step}.json", {**facts, "made_of": of})
+    _write(layout, folder / f"{step}.json", {**facts, "made_of": of}, _most_of_a_part())
 
 
 def _part(layout: RunLayout, step: str) -> Path:
@@ -187,17 +211,20 @@ def in_digests_of(
     return {**known, "manifest": made_of["manifest"]} if same else known
 
 
-def begin_training(layout: RunLayout, *, anew: bool) -> None:
+def begin_training(
+    layout: RunLayout, *, anew: bool, brought: Mapping[str, Any] | None = None
+) -> None:
     """Notes what ranks are about to train with; no step has worked with what they will leave.
 
     Args:
         layout: the run's.
         anew: whether there is nothing of earlier ranks to go on from. Else it is kept what these
             trained with.
+        brought: what ``begun_with`` said where checkpoints were made that came from elsewhere.
     """
     drop_parts(layout, "train")
     now = _made_of(layout)
-    told = {"made_of": now, "went_on_from": [] if anew else _earlier(layout, now)}
+    told = {"made_of": now, "went_on_from": [] if anew else _earlier(layout, now, brought or {})}
     _write(layout, layout.kept / _TRAINING, told)
 
 
@@ -205,12 +232,18 @@ def went_on_from(layout: RunLayout) -> list[dict[str, Any]]:
     """What earlier ranks trained with, from whose checkpoints the last ones may have gone on, where
     that was something else; the oldest first.
     """
-    earlier: list[dict[str, Any]] = _training(layout).get("went_on_from", [])
+    earlier: list[dict[str, Any]] = begun_with(layout).get("went_on_from", [])
     return earlier
 
 
-def _earlier(layout: RunLayout, now: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    known = [*went_on_from(layout), _training(layout).get("made_of")]
+def _earlier(
+    layout: RunLayout, now: Mapping[str, Any] | None, brought: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
+    known = [
+        made_of
+        for told in (begun_with(layout), brought)
+        for made_of in (*told.get("went_on_from", ()), told.get("made_of"))
+    ]
     digests = (fixed_run(layout) or {}).get("earlier_digests", ())
     earlier: list[Mapping[str, Any]] = []
     for one in known:
@@ -222,8 +255,10 @@ def _earlier(layout: RunLayout, now: Mapping[str, Any] | None) -> list[Mapping[s
     return earlier
 
 
-def _training(layout: RunLayout) -> dict[str, Any]:
-    """What ``begin_training`` kept; nothing if ranks were never started."""
+def begun_with(layout: RunLayout) -> dict[str, Any]:
+    """What ``begin_training`` kept, made_of and went_on_from; nothing if ranks were never
+    started.
+    """
     try:
         return read_object(layout.kept / _TRAINING, layout.workspace)
     except FileNotFoundError:
@@ -256,7 +291,7 @@ def _made_of(layout: RunLayout) -> dict[str, Any] | None:
 
 
 def _trained_with(layout: RunLayout) -> dict[str, Any] | None:
-    training = _training(layout)
+    training = begun_with(layout)
     made_of: dict[str, Any] | None = training["made_of"] if training else _made_of(layout)
     return made_of
 
@@ -445,6 +480,19 @@ def _of(run: Run, experiment: str) -> dict[str, Any]:
     }
 
 
-def _write(layout: RunLayout, path: Path, value: Mapping[str, Any]) -> None:
-    text = json.dumps(value, indent=2, sort_keys=True) + "\n"
-    write_beneath(path, layout.workspace, text.encode())
+def _most_of_a_part() -> int:
+    return MOST_BYTES * 15 // 16  # the whole record has more than the list of the data
+
+
+def _write(
+    layout: RunLayout, path: Path, value: Mapping[str, Any], most: int | None = None
+) -> None:
+    content = (_ENCODER.encode(value) + "\n").encode()
+    most = most or MOST_BYTES
+    if len(content) > most:
+        raise StagingError(
+            f"{path} would have {len(content):,} bytes, more than {most:,}: the data are too many "
+            f"objects. {_LESS}",
+            retryable=False,
+        )
+    write_beneath(path, layout.workspace, content)

@@ -130,8 +130,7 @@ def described_difference(found: Mapping[str, Any]) -> str:
             lines.append(("", "the scripts were not published with one of the two"))
     if any(code["git_commit"]) and code["git_commit"][0] != code["git_commit"][1]:
         lines.append(("", f"commit {_arrow(code['git_commit'])}"))
-    said = f"the same: {manifest['digest'][0]}" if manifest["same"] else _arrow(manifest["digest"])
-    lines.append(("manifest", said))
+    lines.append(("manifest", "the same: " * manifest["same"] + _arrow(manifest["digest"])))
     for name in ("parameters", "environment"):
         known = [f"{key}: {_arrow(pair)}" for key, pair in found[name].items()]
         lines += [(name if not number else "", text) for number, text in enumerate(known)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from ddl_airflow.core.errors import DdlError, StagingError, SubmitFailed
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.sections.launchers import cannot_save, launcher_kind
 from ddl_airflow.core.plan import TrainStep
-from ddl_airflow.lineage.record import fixed_run
+from ddl_airflow.lineage.record import begun_with, fixed_run
 from ddl_airflow.steps.base import Site
 from ddl_airflow.storage.store import ObjectStore
 
@@ -89,7 +89,15 @@ class CheckpointsInStore:
             try_number,
             now=time.time,
             go_on=lambda: self._wanted() and not self._over,
+            begun_with=lambda: begun_with(layout),
         )
+
+    @property
+    def brought(self) -> Mapping[str, Any]:
+        """What ranks trained with whose checkpoints ``restore`` has brought, as ``begun_with``
+        has it; empty where it brought none.
+        """
+        return self._snapshots.brought
 
     def start_again(self) -> None:
         """Forgets those of a training that is to begin from its start."""

@@ -20,6 +20,7 @@ from ddl_airflow.core.scripts import CURE, will_train_apart
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.production import LATEST, is_no_news, read_pointer, rejected
 from ddl_airflow.lineage.record import (
+    check_can_list,
     drop_part,
     drop_parts,
     fix_run,
@@ -103,6 +104,7 @@ class StageData(StepTry[StageDataStep]):
         if (resolved := store.resolved_uri) != store.uri:
             summary["resolved_uri"] = resolved
         files = [{"key": o.key, "size": o.size, "etag": o.etag} for o in listing.objects]
+        check_can_list(files)
         if streams:
             check_stageable(store, Cache(layout.cache), listing.objects)
             self.log.info(

@@ -187,6 +187,8 @@ class Train(ScriptTry[TrainStep]):
             self._leave_whole_checkpoints()
             if saves is not None:
                 saves.restore(self._leave_whole_checkpoints)
+                if saves.brought:  # which this workspace may know nothing of
+                    begin_training(layout, anew=False, brought=saves.brought)
             if not self._may_go_on():
                 begin_training(layout, anew=True)
             if not isinstance(chosen, Scheduler):

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -104,13 +103,14 @@ class UploadResults(StepTry[UploadResultsStep]):
         self.log.info("lineage: %s", places["lineage"])
         facts = record["result"], made_of(record)
         publication = f"{layout.training_id}/{published.name}"
+        # Before the pointers: what is published is to be known, whatever becomes of these.
+        self._index(store, record, publication)
         pointers = {
             name: f"{store.uri}/{self.context.run.dag_id}/{name}.json"
             for name in (LATEST, PRODUCTION)
             if (name == LATEST or self.step.promote)
             and self._point(store, name, publication, *facts)
         }
-        self._index(store, record, publication)
         drop_published(store, layout.training_id, self.log)
         self.context.published(
             places
@@ -331,15 +331,19 @@ class UploadResults(StepTry[UploadResultsStep]):
             self.log.info("%s names it", place)
             return True
         content = publication.rpartition("-")[0]
-        before = [p for p in pointer["before"] if p["publication"].rpartition("-")[0] == content]
-        if any(one["withdrawn"] for one in before):
+        before = [
+            one
+            for one in (*pointer["before"], *pointer["history"])
+            if one["publication"].rpartition("-")[0] == content
+        ]
+        if pointer["publication"].rpartition("-")[0] == content:
+            why = "that has the same content"
+        elif any(one.get("withdrawn") for one in before):
             why = "it named this one before, and somebody went back from it"
         elif before:
             why = "it named this one before"
-        elif decides and pointer["due"] and datetime.fromisoformat(pointer["due"]) > due:
-            why = f"the run of that was due later, {pointer['due']}"
         else:
-            why = "that has the same content"
+            why = f"the run of that was due later, {pointer['due']}"
         self.log.warning("%s goes on naming %s: %s", place, pointer["publication"], why)
         return False
 

@@ -104,9 +104,10 @@ def clean_workspace(
     """Removes what the rules do not keep, and yields it.
 
     A run stays, whatever its age, while a process works in it, a scheduler has its job, or
-    ``is_open``; with it stay its own experiment, and the blobs that its data are links to. An
-    experiment with a name stays while a training works in it, and while a run that is to go on with
-    it is in a scheduler's hands or open.
+    ``is_open``; with it stay its own experiment, and the blobs that its data are links to. It stays
+    as long for another run that goes on with its own experiment. An experiment with a name stays
+    while a training works in it, and while a run that is to go on with it is in a scheduler's hands
+    or open.
 
     Args:
         workspace: the site's.
@@ -130,12 +131,14 @@ def _runs(
     is_open: Callable[[str, str], bool],
     dry_run: bool,
 ) -> Iterator[Removed]:
+    # Others may go on with the experiment of a run, which has the run's name.
+    wanted = _wanted(workspace, is_open) if keep is not None else ()
     for dag in _folders(workspace / "runs"):
         yield from _half_removed(dag, dry_run)
         for root in _folders(dag):
             layout = RunLayout(workspace, dag.name, root.name)
             age_s = time.time() - _last_change(layout)
-            if age_s < LEFT_S or _in_use(layout, is_open):
+            if age_s < LEFT_S or root.name in wanted or _in_use(layout, is_open):
                 continue
             if keep is None or age_s < keep.total_seconds():
                 yield from _left_in(root, dry_run)
@@ -148,6 +151,9 @@ def _runs(
 def _in_use(layout: RunLayout, is_open: Callable[[str, str], bool]) -> bool:
     if layout.scheduled_job.exists():
         return True
+    with suppress(FileNotFoundError):  # no other run ever worked there
+        if holder_of(layout.experiment):
+            return True
     with suppress(FileNotFoundError, FileRefused):
         run = _run_of(layout)
         if _works_in(str(run.get("experiment") or ""), layout):

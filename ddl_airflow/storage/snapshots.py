@@ -138,6 +138,11 @@ class Snapshots:
         try_number: of the training, later ones have higher ones.
         go_on: asked between chunks; False ends what is being done.
         now: seconds since 1970.
+        begun_with: what else a snapshot says of those who made it, which is not compared.
+
+    Attributes:
+        brought: what ``begun_with`` said of the snapshot that ``restore`` has put in place;
+            empty: none was, or it was an earlier version's.
     """
 
     def __init__(
@@ -150,7 +155,10 @@ class Snapshots:
         *,
         now: Callable[[], float],
         go_on: Callable[[], bool] = lambda: True,
+        begun_with: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
+        self.brought: Mapping[str, Any] = {}
+        self._begun_with = begun_with
         self._store, self._chunks = store, store.at(_CHUNKS)
         self._folder, self._root, self._facts = folder, root, dict(facts)
         self._try, self._now, self._go_on = try_number, now, go_on
@@ -276,6 +284,7 @@ class Snapshots:
                         self._put_in_place(fresh, kept)
                         here, same, self._last = there, name, files
                         self._base = name  # also where the one before cannot be fetched
+                        self.brought = snapshot.get("begun_with", {})
                         nbytes = sum(file["size"] for file in files)
                         uri = f"{self._store.uri}/{name}"
                         made, number = snapshot["made"], snapshot["try"]
@@ -491,6 +500,7 @@ class Snapshots:
             "try": self._try,
             "token": uuid.uuid4().hex,
             "facts": self._facts,
+            "begun_with": dict(self._begun_with()),
             "files": files,
             "after": self._base,
             "half_written": half,

@@ -25,7 +25,7 @@ from ddl_airflow.core.errors import (
 )
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StageDataStep, StoreReference, TrainStep
-from ddl_airflow.lineage.record import Run, fixed_run, has_part
+from ddl_airflow.lineage.record import Run, fixed_run, has_part, went_on_from
 from ddl_airflow.steps.base import Site, StepContext, prepared
 from ddl_airflow.steps.checkpoints import drop_published, place_of
 from ddl_airflow.steps.stage import StageData
@@ -340,6 +340,24 @@ def test_what_was_brought_is_gone_on_from_where_the_store_breaks_off_then(
         training.run("fails", upload_every_s=60.0)
     assert (layout.checkpoints / "model.keras").exists()
     assert "goes on from the checkpoints that are here: no route to host." in caplog.text
+
+
+def test_it_is_known_what_made_the_checkpoints_that_came_to_another_worker(tmp_path):
+    """Each worker is lost with what it knew, and the script is mended before the next one."""
+    training = Training(tmp_path, FolderStore(tmp_path / "results"))
+    script, codes = tmp_path / "code" / "train.py", []
+    for number in range(4):
+        if number:
+            shutil.rmtree(training.layout.workspace)
+        if number < 3:  # the last one goes on with the same scripts
+            script.write_text(textwrap.dedent(SCRIPT) + f"# {number}\n")
+        training.stage(cleared=number > 0)
+        codes.append(fixed_run(training.layout)["made_of"]["code"])
+        with pytest.raises(JobFailed):
+            training.run("fails", upload_every_s=60.0)
+        assert training.said() == f"goes on from {number}\n"
+        earlier = [one["code"] for one in went_on_from(training.layout)]
+        assert earlier == codes[: min(number, 2)]
 
 
 def test_it_is_said_when_the_last_checkpoints_took_too_long(training, caplog, monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 
 from ddl_airflow import cli
 from ddl_airflow.commands import lineage
+from ddl_airflow.core.manifest.digest import digest, earlier_digests
 from ddl_airflow.lineage.index import add
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
 from ddl_airflow.storage.filesystem import FolderStore
@@ -41,7 +42,10 @@ def training(tmp_path, results):
         digest = hashlib.sha256(json.dumps(listing).encode()).hexdigest()
         record = {
             "training_id": f"digits-{number}",
-            "manifest": {"file": "digits.yml", "name": "digits", "digest": "sha256:v2:m"},
+            "manifest": {
+                **{"file": "digits.yml", "name": "digits", "digest": "sha256:v2:m"},
+                **facts.get("manifest", {}),
+            },
             "dataset": {
                 "uri": facts.get("uri", "s3://bucket/digits"),
                 "fingerprint": f"sha256:{digest}",
@@ -140,6 +144,27 @@ def test_the_story_says_what_the_training_went_on_from(ask, results, training, t
     place = training(1, went_on_from=[before])
     _, out, _ = ask(tmp_path / "results" / place)
     assert "\n            went on from checkpoints of code 0123456789ab, rate=0.5\n" in out
+
+
+def test_a_manifest_is_the_same_by_an_earlier_versions_digest(ask, training, tmp_path):
+    said = {"steps": {"train": {"command": "python train.py"}}, "code": "./scripts"}
+    now = {"digest": digest(said), "said": said}
+    (before,) = earlier_digests(said)
+    other = said | {"code": "./"}
+    places = [
+        tmp_path / "results" / training(number, manifest=manifest)
+        for number, manifest in enumerate(
+            ({"digest": before}, now, {"digest": digest(other), "said": other})
+        )
+    ]
+    for one, two in ((0, 1), (1, 0)):
+        code, out, _ = ask("diff", places[one], places[two])
+        digests = [(before, now["digest"])[place] for place in (one, two)]
+        assert code == 0 and f"manifest    the same: {' -> '.join(digests)}" in out
+        assert json.loads(ask("diff", "--json", places[one], places[two])[1])["manifest"]["same"]
+    for two in (0, 1):
+        found = json.loads(ask("diff", "--json", places[2], places[two])[1])
+        assert not found["manifest"]["same"]
 
 
 def test_why_two_models_differ(ask, training, tmp_path):

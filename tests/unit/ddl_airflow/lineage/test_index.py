@@ -171,6 +171,20 @@ def test_a_publication_whose_upload_died_before_the_index_is_found(store):
     assert left == {begun_key("digits-2"), begun_key("digits-3")}
 
 
+def test_what_a_training_published_before_its_upload_died_is_known_once_it_publishes_again(store):
+    read_index(store)
+    first, second = (f"{trained('a').partition('/')[0]}/{n:016x}-00000000" for n in (1, 2))
+    begin(store, "digits-manual-" + "a" * 32)
+    publish_at(store, first)  # and the worker is killed
+    begin(store, "digits-manual-" + "a" * 32)
+    publish_at(store, second)
+    add(store, json.loads(store.read_bytes(f"{second}/lineage.json")), second)
+    assert set(known(store)) == {first, second}
+    assert not [key for key in new(store) if "begun" in key]
+    store.delete([f"{first}/lineage.json"])
+    assert set(known(store)) == {first, second}  # it is in the index
+
+
 def test_who_may_only_read_finds_such_a_publication_too(store, monkeypatch):
     read_index(store)
     begin(store, "digits-2")

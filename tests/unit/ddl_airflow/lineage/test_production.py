@@ -5,7 +5,7 @@ import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -340,6 +340,33 @@ def test_many_are_kept_but_not_all(results):
     kept = [one["training_id"] for one in now["before"]]
     assert kept == [f"digits-{n}" for n in range(38, 18, -1)]
     assert len(now["history"]) == 39
+
+
+@pytest.mark.parametrize("name", [LATEST, PRODUCTION])
+def test_what_only_the_history_still_has_takes_no_place_back(results, name):
+    """An old upload is cleared: its model was named before, or somebody has gone back from it."""
+    due = datetime(2026, 11, 20, tzinfo=UTC)
+    for number in range(4, 40):
+        place = f"digits-{number}/a-1"
+        point(results, "digits", name, place, {}, due=due if name == PRODUCTION else None)
+    now = read_pointer(results, "digits", name)
+    for place in ("digits-4/a-1", "digits-4/a-2"):  # the second: the same content again
+        later = due + timedelta(days=1) if name == PRODUCTION else None
+        assert point(results, "digits", name, place, {}, due=later) == now
+    assert point(results, "digits", name, "digits-4/b-1", {})["publication"] == "digits-4/b-1"
+
+
+def test_a_withdrawn_model_that_only_the_history_still_has_stays_away(results, tmp_path):
+    bad, due = published(results, tmp_path, "digits-4"), datetime(2026, 11, 20, tzinfo=UTC)
+    point(results, "digits", PRODUCTION, bad, {})
+    rollback(results, "digits", reason="it is bad")
+    for number in range(5, 30):
+        point(results, "digits", PRODUCTION, f"digits-{number}/a-1", {}, due=due)
+    now = read_pointer(results, "digits", PRODUCTION)
+    assert bad not in [one["publication"] for one in now["before"]]
+    later = due + timedelta(days=1)
+    assert point(results, "digits", PRODUCTION, bad, {}, due=later) == now
+    assert promote(results, "digits", bad)["publication"] == bad  # a person may
 
 
 def test_commands(results, capsys):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddl_airflow.core.beneath import read_object
-from ddl_airflow.core.errors import SourceMissing
+from ddl_airflow.core.errors import SourceMissing, StagingError
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.lineage.record import (
     LINEAGE,
@@ -68,6 +68,19 @@ def files(tmp_path):
         path.write_bytes(body)
         made[key] = path
     return made
+
+
+def test_what_could_not_be_read_again_is_not_written(layout, monkeypatch):
+    """Digests have made it larger than what the listing let expect."""
+    before = read_part(layout, "stage_data")
+    monkeypatch.setattr("ddl_airflow.lineage.record.MOST_BYTES", 10_000)
+    listing = [{"key": f"{number}", "size": 1, "etag": "e"} for number in range(200)]
+    with pytest.raises(
+        StagingError, match="stage_data.json .* bytes, more than 9,375: .* Pack"
+    ) as refused:
+        write_part(layout, "stage_data", {"dataset": {"listing": listing}})
+    assert not refused.value.retryable
+    assert read_part(layout, "stage_data") == before
 
 
 def test_parts_come_together_with_the_run_and_the_files(layout, files, context_of):

@@ -90,6 +90,20 @@ def layout(workspace, context_of):
     return RunLayout(workspace, "staging", training_of("staging", run.run_id))
 
 
+def test_more_objects_than_a_record_can_list_are_refused_before_they_are_fetched(
+    stage, layout, tmp_path, context_of, monkeypatch
+):
+    """Else the whole training would come before it."""
+    for number in range(50):
+        (tmp_path / "input" / f"{number}.bin").write_bytes(b"x")
+    monkeypatch.setattr("ddl_airflow.lineage.record.MOST_BYTES", 2_000)
+    said = r"53 objects.* larger than 1,875 bytes.*[Pp]ack the data into archives"
+    with pytest.raises(AirflowFailException, match=said):
+        stage().execute(context_of("staging"))
+    assert not layout.cache.exists() and not layout.staged.exists()
+    assert not (layout.kept / "lineage" / "stage_data.json").exists()
+
+
 @pytest.mark.parametrize(
     ("settings", "run", "ranks"),
     [

@@ -26,8 +26,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from ddl_airflow import cli
+from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.load import load_manifest
+from ddl_airflow.lineage.index import begun_key, read_index
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, read_pointer, rollback
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.manifest_dag import dag_from
@@ -477,6 +479,23 @@ def test_half_published_results_have_no_marker(trained, tmp_path):
     assert left == {"_lineage", layout.training_id}  # that something was about to be published
 
 
+def test_what_is_published_is_in_the_index_though_no_pointer_could_be_written(
+    trained, tmp_path, monkeypatch
+):
+    dag, context, layout = trained
+
+    def away(*_, **__):
+        raise StagingError("the store is away")
+
+    monkeypatch.setattr("ddl_airflow.steps.upload.point", away)
+    with pytest.raises(AirflowException, match="the store is away"):
+        dag.get_task("upload_results").execute(context)
+    store = FolderStore(tmp_path / "dags" / "results")
+    assert not store.exists(begun_key(layout.training_id))
+    (one,) = read_index(store)
+    assert one["training_id"] == layout.training_id
+
+
 def test_published_again_is_the_same(trained, tmp_path, context_of):
     dag, context, layout = trained
     task = dag.get_task("upload_results")
@@ -628,12 +647,13 @@ def test_why_a_pointer_stays_is_said(trained, tmp_path, capsys):
     point(store, "road", PRODUCTION, first, {})
     task.execute(context)
     # Another run is published after it, and somebody goes back from this one; then it is cleared.
-    point(store, "road", LATEST, "road-9/a-1", {})
+    for number in range(10, 40):  # so many that only the history still has this one
+        point(store, "road", LATEST, f"road-{number}/a-1", {})
     rollback(store, "road")
     capsys.readouterr()
     task.execute(context)
     said = capsys.readouterr().out
-    assert "latest.json goes on naming road-9/a-1: it named this one before " in said
+    assert "latest.json goes on naming road-39/a-1: it named this one before " in said
     why = "it named this one before, and somebody went back from it"
     assert f"production.json goes on naming {first}: {why}" in said
 

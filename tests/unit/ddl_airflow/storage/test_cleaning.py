@@ -123,6 +123,33 @@ def test_a_run_of_a_named_experiment_stays_while_its_process_works(run, tmp_path
     assert not works.root.exists() and wide.experiment.is_dir()
 
 
+def test_a_run_stays_while_another_is_to_go_on_with_its_experiment(run, tmp_path):
+    """Somebody has triggered that with its name: it stages, waits, or has saved nothing yet."""
+    old, young, ended = run("old"), run("young", days=0.1), run("ended")
+    fix_run(replace(young, experiment_id=old.training_id), "young", {}, {})
+
+    def is_open(dag_id, run_id):
+        return run_id == "young"
+
+    would = list(clean_workspace(tmp_path, KEEP, is_open, dry_run=True))
+    assert {one.place for one in would} == {str(ended.root), str(ended.experiment)}
+    assert list(clean_workspace(tmp_path, KEEP, is_open)) == would
+    assert old.root.is_dir() and old.experiment.is_dir()
+    list(clean_workspace(tmp_path, KEEP))
+    assert not old.root.exists() and not old.experiment.exists()
+
+
+def test_a_run_stays_while_another_works_in_its_experiment(run, tmp_path):
+    """By hand, of which no Airflow says that it is open."""
+    old, young = run("old"), run("young", days=0.1)
+    with alone_in(old.experiment, f"{young.training_id}/train-1"):
+        for dry_run in (True, False):
+            assert list(clean_workspace(tmp_path, KEEP, dry_run=dry_run)) == []
+    assert old.root.is_dir() and old.experiment.is_dir()
+    list(clean_workspace(tmp_path, KEEP))
+    assert not old.root.exists() and not old.experiment.exists()
+
+
 def test_a_named_experiment_stays_while_a_run_is_to_go_on_with_it(run, tmp_path):
     """Its training is in a queue, or waits for a pool, and works nowhere yet."""
     for name in ("queued", "open", "ended", "failed"):

@@ -134,6 +134,22 @@ def test_a_folder_that_is_lost_comes_back_as_it_was(store, folder):
     assert (folder / "checkpoints" / "m-1.index").stat().st_mtime == 1001.0
 
 
+def test_what_is_brought_says_what_it_was_made_with_and_may_be_of_other_code(store, folder):
+    (folder / "checkpoints" / "m-1.ckpt").write_bytes(b"1")
+    told = {"made_of": {"dataset": "d", "code": "old"}, "went_on_from": []}
+    saving = Snapshots(
+        *(store, folder, folder.parent, {"dataset": "d"}, 1),
+        now=lambda: 17.0,
+        begun_with=lambda: told,
+    )
+    saving.save()
+    same = of(store, folder, 2)
+    assert same.restore() is None and same.brought == {}  # what is there is here
+    shutil.rmtree(folder)
+    lost = of(store, folder, 2)
+    assert lost.restore() is not None and lost.brought == told
+
+
 def test_only_chunks_that_changed_are_sent_and_only_two_snapshots_kept(store, folder):
     told = {"asked": []}
     saving = of(Counted(store, told), folder)
