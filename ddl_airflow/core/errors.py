@@ -242,6 +242,10 @@ class FormOutdated(EvaluationError):
     """A person would be asked about another model than the one that is to be published."""
 
 
+class NotApproved(EvaluationError):
+    """A person was to approve of it, and has not."""
+
+
 class NoSuchModel(DdlError):
     """A model that was to be put into production again is not there."""
 

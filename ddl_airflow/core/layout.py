@@ -17,7 +17,8 @@
         logs/rank-<n>.log                                                     LOG_DIR
         damaged/                  checkpoints that could not be read, in experiment/ those of
                                   EXPERIMENT_DIR; in result-<try>/ newer ones that were beside one
-        replaced/                 what a finished training left, once it is trained again
+        replaced/                 what a finished training left, once it is trained again; and what
+                                  tries told that left nothing to go on from
         ddl/                      progress.jsonl, stats.json, transform.json, evaluation.json,
                                   try-<k>/rank-<n>.json           JOB_STATE_DIR
         airflow/                  what tasks keep for each other, and no rank is told of: run.json,
@@ -382,6 +383,19 @@ class RunLayout:
                 path.replace(self.replaced / path.name)
         self.create()
         self.open_to_ranks()
+
+    def put_progress_away(self, try_number: int) -> None:
+        """Moves what earlier tries told to ``replaced``, where they left nothing to go on from:
+        none of it is said of what is trained from here on.
+
+        Args:
+            try_number: Airflow's, of the one that begins.
+        """
+        if os.path.lexists(self.progress):
+            self.replaced.mkdir(_OURS, exist_ok=True)
+            # What a finished training left may be there, too.
+            aside = self.replaced / f"progress-before-{_TRY}{try_number}.jsonl"
+            self.progress.replace(aside)
 
 
 def _put_away(path: Path) -> None:

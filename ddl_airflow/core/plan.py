@@ -285,6 +285,8 @@ class ApproveStep(Step):
         then: the answer that counts after that: ``reject`` or ``approve``.
     """
 
+    not_fixed = ("results", "timeout_s", "then")
+
     results: StoreReference
     timeout_s: float | None = None
     then: str = "reject"

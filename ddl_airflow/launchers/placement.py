@@ -32,7 +32,7 @@ _LATE_S = 60.0
 # Of variables whose folders ranks write what is to be kept in.
 _RESULTS = ("RESULT_DIR", "EXPERIMENT_DIR")
 # Beside a try's records: the host that has what its ranks save, until all of it has been brought.
-_PLACED = "placed"
+PLACED = "placed"
 
 
 class Placement:
@@ -51,7 +51,7 @@ class Placement:
         self._state = job.record_dir.parent
         # In the same workspace as what is saved, and no part of it.
         self._incoming = self._state / "incoming"
-        self._placed = job.record_dir / _PLACED
+        self._placed = job.record_dir / PLACED
         self._results = [Path(job.env[name]) for name in _RESULTS if job.env.get(name)]
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
@@ -93,7 +93,7 @@ class Placement:
         Raises:
             SubmitFailed: it cannot be brought from a host where this job would replace it.
         """
-        notes = list(self._state.glob(f"*/{_PLACED}"))
+        notes = list(self._state.glob(f"*/{PLACED}"))
         for note in notes:
             host = note.read_text("utf-8").strip()
             why = self._bring_results(host, may_be_gone=True)

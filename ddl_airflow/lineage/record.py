@@ -42,6 +42,7 @@ BY_HAND = "by_hand"  # the type of a run without Airflow
 _RUN = "run.json"
 _TRAINING = "training.json"
 _PARTS = ("stage_data", "train", "transform", "evaluate")
+APPROVE = "approve"  # its part says that a person approved, and is not of the record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +130,7 @@ def read_part(layout: RunLayout, step: str) -> dict[str, Any]:
 
 def drop_parts(layout: RunLayout, first: str) -> None:
     """Drops what a step and those after it kept, if they have run."""
-    for step in _PARTS[_PARTS.index(first) :]:
+    for step in (*_PARTS[_PARTS.index(first) :], APPROVE):
         drop_part(layout, step)
 
 

@@ -18,8 +18,9 @@ from ddl_airflow.core.markdown import code, table
 from ddl_airflow.core.plan import ApproveStep
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import reject
-from ddl_airflow.lineage.record import fixed_run, keep_so_far
+from ddl_airflow.lineage.record import APPROVE, drop_part, fixed_run, keep_so_far, write_part
 from ddl_airflow.operators.base import layout_of, openlineage_of, run_of
+from ddl_airflow.storage.filesystem import os_errors
 
 
 class ApproveOperator(ApprovalOperator):
@@ -46,7 +47,10 @@ class ApproveOperator(ApprovalOperator):
         Raises AirflowFailException where Airflow shows the form of an earlier try of another model.
         """
         with airflow_errors():
-            begun = fixed_run(layout_of(context))
+            layout = layout_of(context)
+            begun = fixed_run(layout)
+            with os_errors(layout.root):
+                drop_part(layout, APPROVE)  # who is asked again has not answered
         # What the run trained with, also where the DAG has other defaults by now.
         form = dict(context["params"])
         given = begun["made_of"]["parameters"] if begun is not None else form
@@ -90,7 +94,7 @@ class ApproveOperator(ApprovalOperator):
             )
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
-        """Called by Airflow with the answer."""
+        """Called by Airflow with the answer; `upload_results` looks for what it keeps."""
         with airflow_errors():
             layout = layout_of(context)
             begun = fixed_run(layout)
@@ -107,7 +111,12 @@ class ApproveOperator(ApprovalOperator):
                     why,
                 )
                 self._keep(layout, context, why)
-        return super().execute_complete(context=context, event=event)
+        answer = super().execute_complete(context=context, event=event)
+        if event["chosen_options"] == [self.APPROVE] and begun is not None:
+            who = (event.get("responded_by_user") or {}).get("name")
+            with airflow_errors(), os_errors(layout.root):
+                write_part(layout, APPROVE, {"by": who})
+        return answer
 
     def _keep(self, layout: RunLayout, context: Any, why: str) -> None:
         """Says it in the run's record, in which nobody else does: what follows is skipped."""

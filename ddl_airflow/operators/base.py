@@ -44,11 +44,17 @@ from ddl_airflow.core.manifest.templates import (
     command_findings,
 )
 from ddl_airflow.core.parameters import OF_AIRFLOW, NoValue, check_settings, no_value, word_of
-from ddl_airflow.core.plan import ScriptStep, Step, StoreReference
+from ddl_airflow.core.plan import (
+    ApproveStep,
+    ScriptStep,
+    Step,
+    StoreReference,
+    UploadResultsStep,
+)
 from ddl_airflow.hooks.store import connection_of, secret_of, store_of
 from ddl_airflow.launchers.run_as import account
 from ddl_airflow.lineage.flow import flow_of
-from ddl_airflow.lineage.record import MOST_BYTES, SO_FAR, Run, fixed_run, keep_so_far
+from ddl_airflow.lineage.record import APPROVE, MOST_BYTES, SO_FAR, Run, fixed_run, keep_so_far
 from ddl_airflow.site import training_of, workspace
 from ddl_airflow.steps.base import (
     Site,
@@ -323,7 +329,7 @@ class StepOperator(PrototypedOperator):
             try_number=context["ti"].try_number,
             tries=self.tries(context),
             cleared=cleared,
-            later={one.task_id: one.asked() for one in self._later()},
+            later={one.task_id: one.asked() for one in self._later()} | self._approval(),
             published=lambda facts: self._published(context, facts),
         )
 
@@ -335,6 +341,19 @@ class StepOperator(PrototypedOperator):
     def _later(self) -> list[StepOperator]:
         later = [s for s in self.get_flat_relatives() if isinstance(s, StepOperator)]
         return sorted(later, key=lambda step: len(step.get_flat_relatives(upstream=True)))
+
+    def _approval(self) -> dict[str, Step]:
+        """What asks a person before the model is published, which is no operator of these; by the
+        name that the upload looks for, whatever a Python DAG calls its task.
+        """
+        for task in self.get_flat_relatives():
+            asked = getattr(task, "step", None)
+            after = (getattr(later, "step", None) for later in task.get_flat_relatives())
+            if isinstance(asked, ApproveStep) and any(
+                isinstance(step, UploadResultsStep) for step in after
+            ):
+                return {APPROVE: asked}
+        return {}
 
     def _runs_as_ranks(self) -> str:
         """What runs as the ranks' user, for the log; empty if nothing does."""

@@ -191,6 +191,7 @@ class Train(ScriptTry[TrainStep]):
                     begin_training(layout, anew=False, brought=saves.brought)
             if not self._may_go_on():
                 begin_training(layout, anew=True)
+                layout.put_progress_away(self.context.try_number)
             if not isinstance(chosen, Scheduler):
                 stream = came = None
                 if self.step.stream:
@@ -380,7 +381,7 @@ class Train(ScriptTry[TrainStep]):
                 f"the training has ended well, and its job left no copy of experiment "
                 f"{layout.experiment_id} in {layout.experiment_copy}. See logs/launcher.log."
             )
-        # Of all tries: this one may have found the training done, and have told nothing.
+        # Of all tries of this training: the last may have found it done, and have told nothing.
         told = everything_told(layout.progress, layout.workspace)
         lost = self._say_not_finite(told.measurements)
         metrics = finite(told.measurements)
@@ -454,10 +455,12 @@ class Train(ScriptTry[TrainStep]):
 
     def _may_go_on(self) -> bool:
         """Whether there is anything that ranks may go on from, whatever they call it."""
-        from ddl_airflow.storage.checkpoint_files import found_in  # no parse needs it
+        from ddl_airflow.launchers.placement import PLACED  # no parse needs these
+        from ddl_airflow.storage.checkpoint_files import found_in
 
         layout = self.layout
-        return any(
+        # What a host still has is brought before the ranks start.
+        return any((records / PLACED).exists() for records in layout.all_records()) or any(
             ".tfevents." not in key
             for folder in (layout.result, layout.experiment)
             for key in found_in(folder, layout.workspace)

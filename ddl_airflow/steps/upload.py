@@ -15,6 +15,7 @@ from ddl_airflow.core.errors import (
     EvaluationInvalid,
     FileChanged,
     FileRefused,
+    NotApproved,
     QualityTooLow,
     StagingError,
     TransformError,
@@ -33,6 +34,7 @@ from ddl_airflow.lineage.production import (
     point,
 )
 from ddl_airflow.lineage.record import (
+    APPROVE,
     LINEAGE,
     assemble,
     fixed_run,
@@ -81,6 +83,7 @@ class UploadResults(StepTry[UploadResultsStep]):
         Raises:
             TransformError: there is no model.
             EvaluationInvalid: evaluate is a step of the run, and has not let it pass.
+            NotApproved: the run asks a person, who has not approved of it.
             StagingError: it cannot be stored.
         """
         layout = self.layout
@@ -91,6 +94,7 @@ class UploadResults(StepTry[UploadResultsStep]):
             )
         store = self.site.open_store(self.step.results)
         self._check_evaluated()
+        self._check_approved()
         with suppress(StagingError):  # `_index` says that nothing can be written there
             begin(store, layout.training_id)
         published, record = self._published(store, files)
@@ -162,6 +166,23 @@ class UploadResults(StepTry[UploadResultsStep]):
             "success without being run, which measures nothing. Nothing was published. Clear "
             "evaluate (by hand: --step evaluate), or stage_data with downstream if the manifest "
             "has no evaluation any more; with the bundle, on the latest bundle version."
+        )
+
+    def _check_approved(self) -> None:
+        """Raises NotApproved if the run asks a person, who has not approved of this model."""
+        # Not by the tasks there are: the manifest may have been edited while the form was open.
+        begun = fixed_run(self.layout)
+        if begun is None or APPROVE not in begun["steps"]:
+            return
+        if has_part(self.layout, APPROVE):
+            read_part(self.layout, APPROVE)  # of what the run is made of now
+            return
+        raise NotApproved(
+            "the run began with approval in its manifest, and a person has not approved this "
+            "model: nobody has answered, or approve was marked success, which asks nobody. Nothing "
+            "was published. Put approval back if it was taken out, and clear approve; or clear "
+            "stage_data with downstream, to go on with the manifest as it is now; with the bundle, "
+            "on the latest bundle version."
         )
 
     def _found(self) -> dict[str, Path]:

@@ -31,6 +31,7 @@ RETRYABLE = {
     "EvaluationInvalid": False,
     "QualityTooLow": False,
     "FormOutdated": False,
+    "NotApproved": False,
     "NoSuchModel": False,
     "TimedOut": True,
     "SettingUnknown": False,

@@ -566,3 +566,24 @@ def test_what_an_earlier_task_returns_is_not_fixed_before_it_is_known(stage, lay
     fixed = fixed_run(layout)["steps"]["train"]
     assert (fixed["command"], fixed["slots"]) == ("python train.py", 2)
     assert "nodes" not in fixed
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_it_is_kept_whether_a_person_is_asked_before_the_model_is_published(
+    stage, layout, context_of, tmp_path, before
+):
+    """In a Python DAG somebody may be asked afterwards, whatever that is about."""
+    task = stage()
+    results = StoreReference((tmp_path / "results").as_uri())
+    asks = ApproveOperator(
+        task_id="boss", dag=task.dag, subject="?", step=ApproveStep(results=results)
+    )
+    upload = UploadResultsOperator(
+        task_id="upload_results",
+        dag=task.dag,
+        step=UploadResultsStep(results=results, manifest={}),
+    )
+    first, second = (asks, upload) if before else (upload, asks)
+    task >> first >> second
+    task.execute(context_of("staging"))
+    assert ("approve" in fixed_run(layout)["steps"]) is before

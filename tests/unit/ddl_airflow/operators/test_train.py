@@ -29,7 +29,7 @@ from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StageDataStep, StoreReference, TrainStep
 from ddl_airflow.launchers.processes import marked
-from ddl_airflow.lineage.record import fix_run, has_part, read_part
+from ddl_airflow.lineage.record import fix_run, has_part, measured, read_part, write_part
 from ddl_airflow.operators.base import layout_of
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
@@ -104,7 +104,9 @@ def test_hosts_are_told_what_the_site_keeps_of_data(train, layout, context_of, m
 
 @pytest.fixture
 def staged(layout, tmp_path, train, context_of):
-    """staged(try_number, max_tries, fails=) -> what stage_data and then train's script found."""
+    """staged(try_number, max_tries, fails=, script=) -> what stage_data and then train's script
+    found.
+    """
     (tmp_path / "input").mkdir()
     (tmp_path / "input" / "a").write_text("1")
     (tmp_path / "scripts").mkdir()
@@ -119,12 +121,12 @@ def staged(layout, tmp_path, train, context_of):
             ),
         )
 
-    def run(try_number: int, max_tries: int = 0, fails: bool = False) -> str:
+    def run(try_number: int, max_tries: int = 0, fails: bool = False, script: str = FINDS) -> str:
         context = context_of("training", try_number, max_tries)
         context["dag_run"].clear_number = max_tries
         stage.execute(context)
         (layout.logs / "rank-0.log").unlink(missing_ok=True)
-        task = train(FINDS, nodes=1, command="python train.py" + " fails" * fails)
+        task = train(script, nodes=1, command="python train.py" + " fails" * fails)
         context = context_of("training", 2)  # went on after a first try
         if fails:
             with pytest.raises(AirflowException, match="code 1"):
@@ -183,6 +185,34 @@ def test_it_is_kept_what_made_the_checkpoints_that_a_training_goes_on_from(
     script.write_text(f"{FINDS}# 4\n")
     (tmp_path / "input" / "a").write_text("2")
     assert staged(6, 5) == "0 found\n" and went_on_from() == []
+
+
+TELLS = """\
+import os, sys
+with open(os.environ["DDL_PROGRESS"], "a") as file:
+    file.write('{"test_accuracy": 0.99, "source": "script"}\\n')
+sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("left_on_a_host", [False, True])
+def test_what_a_training_told_that_left_nothing_is_not_said_of_the_next(
+    staged, layout, left_on_a_host
+):
+    """A script that measures the model, and fails; mended, it measures no more."""
+
+    def told():
+        write_part(layout, "transform", {"result": {}, "tries": {"transform": 1}})
+        return {one.metric: one.value for one in measured(layout)}
+
+    staged(1, fails=True, script=TELLS)
+    if left_on_a_host:  # which shares no workspace, and was silent when the ranks ended
+        (layout.state / "try-1").mkdir()
+        (layout.state / "try-1" / "placed").write_text("gpu-1\n")
+    staged(2, 1, script="")
+    assert told() == ({"test_accuracy": 0.99} if left_on_a_host else {})
+    kept = layout.replaced / "progress-before-try-2.jsonl"
+    assert kept.exists() is not left_on_a_host
 
 
 def test_nothing_goes_on_with_what_stage_data_left_half_done(staged, layout, tmp_path, context_of):

@@ -12,7 +12,7 @@ import shutil
 import tarfile
 import textwrap
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
     AirflowSkipException,
+    DownstreamTasksSkipped,
     ParamValidationError,
 )
 from cryptography.hazmat.primitives import serialization
@@ -764,6 +765,91 @@ def test_a_model_that_nobody_has_evaluated_is_not_published(gated, tmp_path):
     with pytest.raises(AirflowFailException, match="marked success.* Clear evaluate"):
         upload_results.execute(context)
     assert not list((tmp_path / "dags" / "results").glob("**/saved_model.pb"))
+
+
+@pytest.fixture
+def asking(tmp_path, workspace, context_of, write_manifest, run_task):
+    """asking(…): runs those tasks of the manifest as it is by then. A person is to approve of its
+    model, which has passed evaluate. asking.answer(option): what they answer.
+    """
+    path = write_manifest(tmp_path / "dags", "asks", more="approval: {required: true}\n")
+    (path.parent / "data").mkdir()
+    (path.parent / "data" / "numbers.txt").write_text("1")
+    context = context_of("asks")
+    approve = dag_from(load_manifest(path), path).get_task("approve")
+
+    class Asking:
+        manifest = path
+        layout = RunLayout(workspace, "asks", training_of("asks", context["dag_run"].run_id))
+        results = FolderStore(path.parent / "results")
+
+        def __call__(self, *names):
+            (*_, ended) = (
+                run_task(dag_from(load_manifest(path), path).get_task(name)) for name in names
+            )
+            return ended
+
+        def answer(self, option):
+            said = {"chosen_options": [option], "params_input": {}, "timedout": False}
+            said |= {"responded_at": datetime.now(UTC), "responded_by_user": {"name": "ada"}}
+            context["ti"].map_index, context["ti"].xcom_push = -1, lambda **_: None
+            context["task"] = approve
+            approve.execute_complete(context, said)
+
+        def ask_again(self):
+            approve.body = "the numbers"
+            return run_task(approve).state
+
+    asking = Asking()
+    assert asking("stage_data", "train").state == "success"
+    _model(asking.layout)
+    assert asking("evaluate").state == "success"
+    return asking
+
+
+def test_who_no_longer_asks_a_person_publishes_no_model_that_waits_for_one(asking):
+    """`approval` is taken out of the manifest while the form is open."""
+    text = asking.manifest.read_text()
+    asking.manifest.write_text(text.replace("approval: {required: true}\n", ""))
+    ended = asking("upload_results")
+    assert ended.state == "failed" and "Put approval back" in str(ended.error)
+    assert not (asking.manifest.parent / "results").exists()
+    asking.answer("Approve")  # in the tab that was open
+    assert asking("upload_results").state == "success"
+    approved = read_pointer(asking.results, "asks", PRODUCTION)
+    assert approved is not None
+    # Who clears stage_data takes the manifest as it is now.
+    assert asking("stage_data", "train").state == "success"
+    _model(asking.layout, "another")
+    assert asking("upload_results").state == "success"
+    assert read_pointer(asking.results, "asks", LATEST)["model"] != approved["model"]
+    assert read_pointer(asking.results, "asks", PRODUCTION) == approved
+
+
+def test_a_model_that_a_person_approved_is_published_and_no_other_one(asking):
+    asking.answer("Approve")
+    assert asking("upload_results").state == "success"
+    assert read_pointer(asking.results, "asks", PRODUCTION) is not None
+    # Asked again, or about another model, they have not answered yet.
+    assert asking.ask_again() == "awaiting_input"
+    assert "has not approved" in str(asking("upload_results").error)
+    asking.answer("Approve")
+    assert asking("train").state == "success"
+    _model(asking.layout)
+    assert asking("evaluate").state == "success"
+    assert "has not approved" in str(asking("upload_results").error)
+    # As of a run that began before answers were kept.
+    run = json.loads((asking.layout.kept / "run.json").read_text())
+    assert run["steps"].pop("approve") == {}
+    (asking.layout.kept / "run.json").write_text(json.dumps(run))
+    assert asking("upload_results").state == "success"
+
+
+def test_a_model_that_was_rejected_is_not_published(asking):
+    """By who marks upload_results to run all the same."""
+    with pytest.raises(DownstreamTasksSkipped):
+        asking.answer("Reject")
+    assert "has not approved" in str(asking("upload_results").error)
 
 
 def test_why_scripts_are_not_published_is_said(trained, capsys):
