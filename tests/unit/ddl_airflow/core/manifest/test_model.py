@@ -302,6 +302,11 @@ def test_manifest_is_frozen_and_copies() -> None:
         ("a '\\';b", ("a '\\'", "b")),
         ('a "\\";b"', ('a "\\";b"',)),
         ("a | b && c > d", ("a | b && c > d",)),
+        ("a |\n b", ("a | b",)),
+        ("a &&\nb; c", ("a && b", "c")),
+        ("a || # why\n\n  b\nc", ("a ||  b", "c")),
+        ("a 2>&1 |&\\\n\nb", ("a 2>&1 |&  b",)),
+        ("a \\|\nb '|'\nc &\nd", ("a \\|", "b '|'", "c &", "d")),
         (";", ()),
         ("# a\npython x.py\n# b", ("python x.py",)),
         ("# don't; stop \\\npython x.py  # twice; or not", ("python x.py",)),
@@ -323,6 +328,14 @@ def test_split_commands(text: str, commands: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("text", ["a 'b", 'a "b; c', "a \\"])
 def test_split_commands_refuses_what_is_not_closed(text: str) -> None:
     with pytest.raises(ValueError, match="never closes|backslash"):
+        split_commands(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "end"), [("a |", "|"), ("a | # b\n", "|"), ("a ||; b", "||"), ("b\na &&", "&&")]
+)
+def test_split_commands_refuses_what_lacks_its_last_command(text: str, end: str) -> None:
+    with pytest.raises(ValueError, match=f"^ends in {re.escape(end)}$"):
         split_commands(text)
 
 
