@@ -45,8 +45,11 @@ class Folder(StoreKind):
         return (beside / str(location.path)).resolve()
 
     def place(self, location: Location, connection: Connection | None) -> tuple[str, ...] | None:
-        """Kind, and the parts of the path."""
-        return ("fs", *PurePosixPath(location.path).parts) if location.path else None
+        """Kind, where the path starts, and its parts: a relative one is inside no absolute one."""
+        if not location.path:
+            return None
+        path = PurePosixPath(location.path)
+        return ("fs", *(() if path.is_absolute() else (".",)), *path.parts)
 
 
 KIND = Folder()
