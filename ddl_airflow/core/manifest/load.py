@@ -100,7 +100,7 @@ def load_manifest_text(
         from ddl_airflow.core.manifest.ffdl.translate import translated
 
         original = found.read(FfdlManifest, document.value, FFDL_RULES)
-        translation = translated(_parts(FfdlManifest, original, document.value))
+        translation = translated(_parts(FfdlManifest, original, document.value), compute)
         manifest = found.read(Manifest, translation.value, rules, translation)
         names = translation.names
     else:
