@@ -21,7 +21,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 from ddl_airflow.bundle import ManifestBundle
 from ddl_airflow.core.errors import ManifestInvalid
-from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
+from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text, without_keys
 from ddl_airflow.dag import BrokenManifest, ManifestProblem, dags_from, manifests_in
 from ddl_airflow.lineage.production import PRODUCTION, point
 from ddl_airflow.manifest_dag import dag_from
@@ -230,6 +230,20 @@ def test_results_elsewhere_are_not_inside_the_manifests_folder(tmp_path, write_m
     text = path.read_text().replace("./data", ".").replace("./results", f"{tmp_path}/results")
     path.write_text(text)
     assert dag_from(load_manifest(path), path).dag_id == "small"
+
+
+def test_a_secret_in_a_command_in_flow_style_costs_no_dag(tmp_path, write_manifest):
+    flow = "{command: python train.py --password=abc, compute_configuration: {name: cpu}}"
+    path = write_manifest(tmp_path)
+    head, _, rest = path.read_text().partition("  execution:\n")
+    _, _, rest = rest.partition("training_data_reference:")
+    path.write_text(f"{head}  execution: {flow}\ntraining_data_reference:{rest}")
+    with pytest.warns(UserWarning, match="may hold a secret"):
+        dags = dags_from(tmp_path)
+    assert good_in(dags) == ["small"]
+    shown = without_keys(path.read_bytes()).decode()
+    for text in (shown, dags["small"].doc_md):
+        assert "***" in text and "compute_configuration" in text and "abc" not in text
 
 
 def test_a_timetable_is_one_that_a_plugin_registers(tmp_path, write_manifest, monkeypatch):
