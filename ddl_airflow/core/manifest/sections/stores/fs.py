@@ -29,8 +29,11 @@ class Folder(StoreKind):
 
     def findings(self, at: str, location: Location) -> Findings:
         """Yields a path of which nobody sees where it leads."""
-        if location.path is not None and ".." in PurePosixPath(location.path).parts:
-            yield Finding(f"{at}.path", "has `..` in it", "Write the folder's absolute path.")
+        path, fix = location.path or "", "Write the folder's absolute path."
+        if ".." in PurePosixPath(path).parts:
+            yield Finding(f"{at}.path", "has `..` in it", fix)
+        if path.startswith("~"):
+            yield Finding(f"{at}.path", "begins with ~, which is nobody's home here", fix)
 
     def uri(self, location: Location, beside: Path) -> str:
         """``file:///folder``, links followed."""
