@@ -163,11 +163,16 @@ def _check_end(operators: str) -> None:
 
 @_rule("model_definition.name")
 def name_gives_a_dag_id(at: str, name: str) -> Findings:
-    length = len(slug(name))
+    made = slug(name)
+    length = len(made)
     if length == 0:
         yield Finding(at, "has no letter or digit to make a DAG id of", "Use A-Z, a-z, 0-9.")
     elif length > MAX_DAG_ID:
         yield Finding(at, f"has {length} characters, at most {MAX_DAG_ID} fit", "Shorten it.")
+    elif made.startswith("__") and made.endswith("__"):
+        # A loader puts its DAGs beside those: a DAG `__file__` would hide all of them to Airflow.
+        message = f"gives the DAG id {made!r}, and such names are Python's own"
+        yield Finding(at, message, "Write it without the __ at both ends.")
 
 
 @_rule("model_definition.name", warning=True)

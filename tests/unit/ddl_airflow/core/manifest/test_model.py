@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ddl_airflow.core.compute import Compute
-from ddl_airflow.core.errors import ConnectionInvalid
+from ddl_airflow.core.errors import ConnectionInvalid, ManifestInvalid
 from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
 from ddl_airflow.core.manifest.model import Manifest
@@ -337,6 +337,16 @@ def test_split_commands_refuses_what_is_not_closed(text: str) -> None:
 def test_split_commands_refuses_what_lacks_its_last_command(text: str, end: str) -> None:
     with pytest.raises(ValueError, match=f"^ends in {re.escape(end)}$"):
         split_commands(text)
+
+
+@pytest.mark.parametrize(("name", "good"), [("__file__", False), ("__a", True), ("a__", True)])
+def test_no_dag_has_the_name_of_what_python_has_in_each_module(name: str, good: bool) -> None:
+    text = (VALID / "folders.yml").read_text(encoding="utf-8").replace("digits-local", name)
+    if good:
+        assert load_manifest_text(text, "m.yml").dag_id == name
+        return
+    with pytest.raises(ManifestInvalid, match="m.yml:2: model_definition.name: gives the DAG id"):
+        load_manifest_text(text, "m.yml")
 
 
 @pytest.mark.parametrize(
