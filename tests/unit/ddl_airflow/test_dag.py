@@ -152,6 +152,9 @@ def test_overlap_start_and_time_zone(tmp_path, write_manifest):
     assert stored(dag)["timetable"]["__var"]["timezone"] == "Europe/Berlin"
     both = dag_of(tmp_path, write_manifest, f"schedule: {{{asked}, on_data_change: true}}\n")
     assert both.schedule.timetable.timezone == "Europe/Berlin"
+    # Airflow holds back no run that an event starts.
+    assert both.get_task("stage_data").not_before == "2026-07-01T00:00:00+02:00"
+    assert dag.get_task("stage_data").not_before == "2026-07-01T00:00:00+02:00"
 
 
 def test_assets_of_others_are_referred_to_by_uri_or_name(tmp_path, write_manifest):
