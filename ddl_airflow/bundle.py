@@ -218,7 +218,7 @@ class ManifestBundle(BaseDagBundle):
         return next(found, None)
 
     def _list(self, *, hold: bool) -> tuple[_Listing, Mapping[str, Sequence[str]]]:
-        """The manifests as they are, and those of each DAG id.
+        """The manifests as they are, and those of each DAG id; of a broken one, / and its path.
 
         Args:
             hold: whether DAGs stay for their open runs, which only the DAG processor knows.
@@ -237,7 +237,7 @@ class ManifestBundle(BaseDagBundle):
             self._seen[name] = (state, read)
             if read is not None:
                 listing[name], dag_id = read
-                names[dag_id or name].append(name)
+                names[dag_id or f"/{name}"].append(name)
         for error in closed:
             if Path(error.filename) == self._folder:
                 said = f"{_away(self._folder, self.name)} cannot be read: {error.strerror}."
@@ -251,7 +251,7 @@ class ManifestBundle(BaseDagBundle):
             ]
             for other in inside:
                 listing[other], dag_id = self._of_text(kept[other].text, other)
-                names[dag_id or other].append(other)
+                names[dag_id or f"/{other}"].append(other)
             if inside:
                 said = "bundle %s: %s cannot be read, %s; its %d manifests stay as they were"
                 _log.warning(said, self.name, error.filename, error.strerror, len(inside))

@@ -36,6 +36,7 @@ from ddl_airflow.core.errors import ManifestError, ManifestInvalid, ManifestIssu
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.rights import Rights, beyond, rights_of
 from ddl_airflow.core.manifest.rule import suggestion
+from ddl_airflow.core.manifest.rules import findings_beside
 from ddl_airflow.core.manifest.sections.schedule import DATA_CHANGE
 from ddl_airflow.core.manifest.sections.stores import kind_of_uri
 from ddl_airflow.core.plan import ApproveStep, Plan, ScheduleStep, Step, confined, plan
@@ -140,7 +141,7 @@ def dag_from(
     settings = settings or Settings.read()
     steps = plan(manifest, path)
     rights = rights_of(settings.rights, path.parent)
-    _check_rights(manifest, path, rights)
+    _check_place(manifest, path, rights)
     _check_executors(steps, manifest)
     if rights is not None:
         steps = confined(steps, (path.parent.resolve(), *rights.paths))
@@ -250,12 +251,13 @@ def _changed_data(steps: Plan) -> Asset:
     return changed
 
 
-def _check_rights(manifest: Manifest, path: Path, rights: Rights | None) -> None:
-    """Raises ManifestInvalid if the manifest names what is not its to name."""
-    issues = [
-        ManifestIssue(manifest.line_of(found.field), *found)
-        for found in beyond(manifest, path.parent, rights, default_connections)
-    ]
+def _check_place(manifest: Manifest, path: Path, rights: Rights | None) -> None:
+    """Raises ManifestInvalid if what the manifest names is wrong, or not its to name, there."""
+    found = (
+        *findings_beside(manifest, path.parent),
+        *beyond(manifest, path.parent, rights, default_connections),
+    )
+    issues = [ManifestIssue(manifest.line_of(one.field), *one) for one in found]
     if issues:
         raise ManifestInvalid(manifest.source, issues)
 

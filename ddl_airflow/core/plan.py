@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
+from zoneinfo import ZoneInfo
 
 from ddl_airflow.core.compute import Place
 from ddl_airflow.core.manifest.digest import digest, earlier_digests
@@ -157,6 +158,7 @@ class StageDataStep(Step):
         include, exclude: patterns of the objects of the place that are the data, as ``Selection``
             has them.
         unpack: whether archives among them become folders of what is in them.
+        not_before: ISO 8601; a run that an event has started before then does nothing. Empty: none.
     """
 
     dataset: StoreReference
@@ -170,6 +172,7 @@ class StageDataStep(Step):
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
     unpack: bool = False
+    not_before: str = ""
 
     @property
     def selection(self) -> Selection:
@@ -403,6 +406,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             include=manifest.training_data_reference.include,
             exclude=manifest.training_data_reference.exclude,
             unpack=manifest.training_data_reference.unpack,
+            not_before=_not_before(manifest.schedule or Schedule()),
         ),
         train=TrainStep(
             command=first,
@@ -475,6 +479,11 @@ def _schedule(asked: Schedule) -> ScheduleStep:
         assets=asked.assets,
         max_active_runs=asked.max_active_runs,
     )
+
+
+def _not_before(asked: Schedule) -> str:
+    zone = ZoneInfo(asked.timezone or "UTC")
+    return asked.start.replace(tzinfo=zone).isoformat() if asked.start else ""
 
 
 def _is_evaluated(manifest: Manifest) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,7 @@ class StageData(StepTry[StageDataStep]):
         from ddl_airflow.storage.cache import Cache
         from ddl_airflow.storage.staging import check_stageable, list_dataset
 
+        self._skip_before_start()
         layout = self.layout
         if not self.context.cleared and has_begun_training(layout):
             # No training begins before this step has ended. What is there is another's.
@@ -200,6 +202,17 @@ class StageData(StepTry[StageDataStep]):
                     )
                 return True
         return False
+
+    def _skip_before_start(self) -> None:
+        """Airflow looks at the start for times alone."""
+        run, start = self.context.run, self.step.not_before
+        if not start or self.context.cleared or run.type != "asset_triggered":
+            return
+        if run.due < datetime.fromisoformat(start):
+            raise StepSkipped(
+                f"Nothing is due before {start}, says schedule.start. A run that a person triggers "
+                "trains all the same."
+            )
 
     def _skip_if_trained(self, dataset: str, code: CodeSnapshot) -> None:
         from ddl_airflow.storage.publication import missing_from

@@ -100,7 +100,7 @@ def load_manifest_text(
         from ddl_airflow.core.manifest.ffdl.translate import translated
 
         original = found.read(FfdlManifest, document.value, FFDL_RULES)
-        translation = translated(_parts(FfdlManifest, original, document.value))
+        translation = translated(_parts(FfdlManifest, original, document.value), compute)
         manifest = found.read(Manifest, translation.value, rules, translation)
         names = translation.names
     else:
@@ -183,12 +183,12 @@ def redacted_text(text: str) -> str:
     Raises:
         ManifestSyntaxError: not YAML, so nobody knows where the keys are.
     """
-    text = without_written_secrets(text)
     names = (*SECRET_FIELDS, *FFDL_SECRET_FIELDS)
     if "\\" not in text and not any(name in text for name in names):
-        return text  # without a backslash a name can be written in one way only
+        return without_written_secrets(text)  # without a \ a name can be written in one way only
     text = mask_fields(decode(text, "manifest"), "manifest", names, keep=REFERENCE)
-    return _without_keys_in_comments(text, names)
+    # Last: the end of a secret may be the flow style's, and what is left is no YAML then.
+    return without_written_secrets(_without_keys_in_comments(text, names))
 
 
 def without_keys(content: bytes) -> bytes:

@@ -5,6 +5,9 @@ What depends on the site is in ``compute_rules`` of the launcher.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections import (
     checkpoints,
@@ -25,6 +28,9 @@ from ddl_airflow.core.manifest.sections.places import leaves_its_folder
 from ddl_airflow.core.manifest.sections.schedule import Schedule
 from ddl_airflow.core.manifest.templates import WITHOUT_DATES, dates_in
 
+if TYPE_CHECKING:
+    from ddl_airflow.core.manifest.model import Manifest
+
 RULES: list[Rule] = [
     *definition.RULES,
     *places.RULES,
@@ -38,6 +44,20 @@ RULES: list[Rule] = [
     *parameters.RULES,
 ]
 _rule = registering(RULES)
+
+
+def findings_beside(manifest: Manifest, folder: Path) -> Findings:
+    """Yields what is wrong where the manifest lies, as its text alone does not say.
+
+    Args:
+        manifest: as loaded.
+        folder: where it lies.
+    """
+    data, results = manifest.training_data_reference, manifest.training_results_reference
+    yield from places.folders_differ(data, results, folder)
+    if manifest.schedule is not None and manifest.schedule.assets:
+        models = f"{results.store.uri(results.place, folder)}/{manifest.dag_id}"
+        yield from schedule.assets_are_of_others(manifest.schedule, models)
 
 
 @_rule("code")

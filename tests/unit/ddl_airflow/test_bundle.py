@@ -622,6 +622,22 @@ def test_no_dag_goes_while_nobody_knows_its_runs(
     assert "cannot ask which runs are open, so no DAG goes" in caplog.text
 
 
+def test_a_broken_manifest_claims_no_dag_id_by_its_path(two, tmp_path, write_manifest):
+    """Neither in its bundle nor of another's DAG."""
+    folder = tmp_path / "teams/a"
+    broken = write_manifest(folder / "x", "another")
+    broken = broken.rename(folder / "digits.yml")
+    broken.write_text(broken.read_text().replace("command:", "comand:"))
+    write_manifest(folder / "copy", "digits.yml")
+    write_manifest(tmp_path / "teams/b/x", "elsewhere.yml")
+    shutil.copy(broken, folder / "elsewhere.yml")
+    two.turn("b")
+    errors = two.turn("a")
+    assert sorted(errors) == ["a: digits.yml.py", "a: elsewhere.yml.py"]
+    assert all("comand: unknown field" in error for error in errors.values())
+    assert two.has("digits.yml")[0] == "a"
+
+
 def test_one_dag_id_in_two_files_is_an_error_in_both(bundle, folder, write_manifest):
     write_manifest(folder / "a", "same name")
     b = write_manifest(folder / "b", "same-name")

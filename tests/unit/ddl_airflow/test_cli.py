@@ -91,6 +91,17 @@ def test_a_folder_stands_for_its_manifests_and_one_id_is_for_one_of_them(
     assert (code, out) == (2, "") and "there is no manifest below" in err
 
 
+def test_validate_knows_where_a_manifest_lies(call, tmp_path, write_manifest):
+    path = write_manifest(
+        tmp_path, more=f"schedule: {{assets: ['file://{tmp_path}/data/small']}}\n"
+    )
+    path.write_text(path.read_text().replace("./results", f"{tmp_path}/data"))
+    code, out, err = call("validate", path)
+    assert code == 1
+    assert "training_results_reference.target: the results are the same place as" in out + err
+    assert "schedule.assets[0]: is this training's own model" in out + err
+
+
 def test_a_command_that_stage_data_would_refuse_is_an_error(
     call, tmp_path, write_manifest, monkeypatch
 ):

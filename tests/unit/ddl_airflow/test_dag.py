@@ -20,7 +20,8 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow.serialization.serialized_objects import DagSerialization
 
 from ddl_airflow.bundle import ManifestBundle
-from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
+from ddl_airflow.core.errors import ManifestInvalid
+from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text, without_keys
 from ddl_airflow.dag import BrokenManifest, ManifestProblem, dags_from, manifests_in
 from ddl_airflow.lineage.production import PRODUCTION, point
 from ddl_airflow.manifest_dag import dag_from
@@ -151,6 +152,9 @@ def test_overlap_start_and_time_zone(tmp_path, write_manifest):
     assert stored(dag)["timetable"]["__var"]["timezone"] == "Europe/Berlin"
     both = dag_of(tmp_path, write_manifest, f"schedule: {{{asked}, on_data_change: true}}\n")
     assert both.schedule.timetable.timezone == "Europe/Berlin"
+    # Airflow holds back no run that an event starts.
+    assert both.get_task("stage_data").not_before == "2026-07-01T00:00:00+02:00"
+    assert dag.get_task("stage_data").not_before == "2026-07-01T00:00:00+02:00"
 
 
 def test_assets_of_others_are_referred_to_by_uri_or_name(tmp_path, write_manifest):
@@ -192,6 +196,57 @@ def test_an_asset_of_another_provider_is_written_as_its_producer_writes_it(
         ProvidersManagerTaskRuntime, "asset_uri_handlers", property(lambda _: 1 / 0)
     )
     dag_of(tmp_path, write_manifest, "schedule: {assets: ['s3://a/b', 'gs://a/b', x, 'x-y://z']}\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "more", "said"),
+    [
+        (
+            "./data",
+            "{here}/results",
+            "schedule: {assets: ['file://{here}/results/small/']}\n",
+            r"manifest.yml:\d+: schedule.assets\[0\]: is this training's own model. Delete it",
+        ),
+        (
+            "{here}/data",
+            "./data/out",
+            "schedule: {on_data_change: true}\n",
+            r"manifest.yml:\d+: .*reference.target: the results lie inside the training data",
+        ),
+        ("{here}", ".", "", "reference.target: the results are the same place as the training"),
+        ("./link", "./data/out", "", "reference.target: the results lie inside the training data"),
+    ],
+)
+def test_folders_are_compared_where_the_manifest_lies(
+    tmp_path, write_manifest, source, target, more, said
+):
+    (tmp_path / "link").symlink_to("data")
+    path = write_manifest(tmp_path, more=more)
+    text = path.read_text().replace("./data", source, 1).replace("./results", target)
+    path.write_text(text.replace("{here}", str(tmp_path)))
+    with pytest.raises(ManifestInvalid, match=said):
+        dag_from(load_manifest(path, source=path.name), path)
+
+
+def test_results_elsewhere_are_not_inside_the_manifests_folder(tmp_path, write_manifest):
+    path = write_manifest(tmp_path / "digits")
+    text = path.read_text().replace("./data", ".").replace("./results", f"{tmp_path}/results")
+    path.write_text(text)
+    assert dag_from(load_manifest(path), path).dag_id == "small"
+
+
+def test_a_secret_in_a_command_in_flow_style_costs_no_dag(tmp_path, write_manifest):
+    flow = "{command: python train.py --password=abc, compute_configuration: {name: cpu}}"
+    path = write_manifest(tmp_path)
+    head, _, rest = path.read_text().partition("  execution:\n")
+    _, _, rest = rest.partition("training_data_reference:")
+    path.write_text(f"{head}  execution: {flow}\ntraining_data_reference:{rest}")
+    with pytest.warns(UserWarning, match="may hold a secret"):
+        dags = dags_from(tmp_path)
+    assert good_in(dags) == ["small"]
+    shown = without_keys(path.read_bytes()).decode()
+    for text in (shown, dags["small"].doc_md):
+        assert "***" in text and "compute_configuration" in text and "abc" not in text
 
 
 def test_a_timetable_is_one_that_a_plugin_registers(tmp_path, write_manifest, monkeypatch):

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ddl_airflow.core.compute import Compute
 from ddl_airflow.core.manifest.document import child
 from ddl_airflow.core.manifest.ffdl.model import (
     CONNECTION,
@@ -50,11 +51,12 @@ class Translation(NamedTuple):
         return Finding(self.original(finding.field), message, fix)
 
 
-def translated(parts: Mapping[str, Any]) -> Translation:
+def translated(parts: Mapping[str, Any], table: Mapping[str, Compute]) -> Translation:
     """Returns an FfDL manifest in our dialect.
 
     Args:
         parts: the sound ones of FfdlManifest's fields, typed. What is missing stays missing.
+        table: the site's kinds of node.
     """
     names: dict[str, str] = {}
     model: dict[str, Any] = {}
@@ -75,12 +77,14 @@ def translated(parts: Mapping[str, Any]) -> Translation:
         names[f"{execution}.command"] = "framework.command"
     if "learners" in parts and "gpus" in parts:
         gpus: int = parts["gpus"]
-        compute = {"name": "gpu" if gpus else "cpu", "nodes": parts["learners"]}
+        kind, slots = "gpu" if gpus else "cpu", max(gpus, 1)
+        compute = {"name": kind, "nodes": parts["learners"]}
         model.setdefault("execution", {})["compute_configuration"] = compute
         names[f"{execution}.compute_configuration.name"] = "gpus"
         names[f"{execution}.compute_configuration.nodes"] = "learners"
-        if gpus > 1:
-            value["launcher"] = {"slots": gpus}
+        # A 1 that the table says anyway would only change the manifest's digest.
+        if slots > 1 or (kind in table and table[kind].slots > 1):
+            value["launcher"] = {"slots": slots}
             names["launcher.slots"] = "gpus"
     if "data_stores" in parts:
         store: DataStore = parts["data_stores"][0]

@@ -23,11 +23,13 @@ _TOKENS = re.compile(
         \{\#(?:(?!\{\#)[^'"\\])*?\#\}
         | \\[^\n]|'[^']*'|"(?:\\.|[^"\\])*"|[^\s;&|()<>'"\\]
     )+)
-    | (?P<end>[;\n])
+    | (?P<end>;|\n\s*)
     | (?P<open>['"]|\\\Z)
     | \\\n | .""",
     re.VERBOSE | re.DOTALL,
 )
+# After what a command goes on, in the next line if need be; >| only names a file.
+_GOES_ON = re.compile(r"(?:\|\||&&|(?<!>)\|&?)\Z")
 RULES: list[Rule] = []
 _rule = registering(RULES)
 
@@ -127,31 +129,50 @@ def slug(name: str) -> str:
 def split_commands(text: str) -> tuple[str, ...]:
     """Returns the commands in a text; ``;`` and line ends outside quotes separate them.
 
-    Quotes, backslashes and comments mean what they mean in a POSIX shell.
+    Quotes, backslashes and comments mean what they mean in a POSIX shell, and a line's end after
+    ``|``, ``||`` or ``&&`` too: the command goes on.
 
     Raises:
-        ValueError: quotes that do not close, or a backslash at the end.
+        ValueError: quotes that do not close, a backslash at the end, or nothing after ``|``.
     """
     pieces: list[list[str]] = [[]]
+    operators = ""  # since the last word
     for token in _TOKENS.finditer(text):
-        kind, piece = token.lastgroup, token[0]
+        kind, piece = token.lastgroup, token[0].replace("\\\n", " ")
         if kind == "open":
             what = "ends in a backslash" if piece == "\\" else f"has a {piece} that never closes"
             raise ValueError(what)
-        if kind == "end":
+        if kind == "end" and piece != ";" and _GOES_ON.search(operators):
+            pieces[-1].append(" ")
+        elif kind == "end":
+            _check_end(operators)
             pieces.append([])
+            operators = ""
         elif kind != "comment":
-            pieces[-1].append(piece.replace("\\\n", " "))
+            pieces[-1].append(piece)
+            operators = "" if kind == "word" else operators + piece.strip()
+    _check_end(operators)
     return tuple(filter(None, ("".join(parts).strip() for parts in pieces)))
+
+
+def _check_end(operators: str) -> None:
+    """Raises ValueError if a command ends in an operator that wants one more."""
+    if found := _GOES_ON.search(operators):
+        raise ValueError(f"ends in {found[0]}")
 
 
 @_rule("model_definition.name")
 def name_gives_a_dag_id(at: str, name: str) -> Findings:
-    length = len(slug(name))
+    made = slug(name)
+    length = len(made)
     if length == 0:
         yield Finding(at, "has no letter or digit to make a DAG id of", "Use A-Z, a-z, 0-9.")
     elif length > MAX_DAG_ID:
         yield Finding(at, f"has {length} characters, at most {MAX_DAG_ID} fit", "Shorten it.")
+    elif made.startswith("__") and made.endswith("__"):
+        # A loader puts its DAGs beside those: a DAG `__file__` would hide all of them to Airflow.
+        message = f"gives the DAG id {made!r}, and such names are Python's own"
+        yield Finding(at, message, "Write it without the __ at both ends.")
 
 
 @_rule("model_definition.name", warning=True)
@@ -177,7 +198,9 @@ def command_can_be_split(at: str, command: str) -> Findings:
     try:
         commands = split_commands(command)
     except ValueError as error:
-        yield Finding(at, str(error), "Close it, or put \\ before a character meant as it is.")
+        yield Finding(
+            at, str(error), "Close or complete it, or put \\ before a character meant as it is."
+        )
         return
     if not commands or not all(map(_names_a_program, commands)):
         yield Finding(at, "is empty", 'Write for example "python train.py".')

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -357,12 +357,27 @@ def _url_findings(field: str, text: str) -> Findings:
 
 @_rule("training_data_reference", "training_results_reference")
 def places_differ(at: str, source: DataReference, target: ResultsReference) -> Findings:
-    data, results = place_of(source), place_of(target)
+    yield from _inside(f"{at}.target", place_of(source), place_of(target))
+
+
+def folders_differ(data: DataReference, results: ResultsReference, beside: Path) -> Findings:
+    """Yields results inside the data, where those are folders and it is known where they start.
+
+    Args:
+        data, results: as loaded.
+        beside: the manifest's folder.
+    """
+    source, target = (one.store.folder(one.place, beside) for one in (data, results))
+    if source is not None and target is not None:
+        yield from _inside("training_results_reference.target", source.parts, target.parts)
+
+
+def _inside(at: str, data: tuple[str, ...] | None, results: tuple[str, ...] | None) -> Findings:
     if data is None or results is None or results[: len(data)] != data:
         return
     where = "are the same place as" if results == data else "lie inside"
     fix = "Give the results a place of their own: what is written there would become data."
-    yield Finding(f"{at}.target", f"the results {where} the training data", fix)
+    yield Finding(at, f"the results {where} the training data", fix)
 
 
 def place_of(reference: Reference) -> tuple[str, ...] | None:

@@ -6,7 +6,7 @@ import functools
 import re
 import time
 from typing import Annotated, Any
-from urllib.parse import urlsplit
+from urllib.parse import urldefrag, urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BeforeValidator, Field, SecretStr
@@ -29,6 +29,10 @@ _rule = registering(RULES)
 
 # With the DAG's id after it: the URI that is updated when the data of its trainings have changed.
 DATA_CHANGE = "ddl-data-change://"
+_OWN_MODEL = (
+    "is this training's own model",
+    "Delete it; its runs would start each other for ever.",
+)
 
 
 def _schedule(value: Any) -> Any:
@@ -170,9 +174,20 @@ def schedule_waits_for_assets_of_others(
         elif uri in seen:
             yield Finding(field, f"{uri[:60]!r} is there twice", "Delete one of them.")
         elif own and uri == f"{own}/{slug(name)}":
-            fix = "Delete it; its runs would start each other for ever."
-            yield Finding(field, "is this training's own model", fix)
+            yield Finding(field, *_OWN_MODEL)
         seen.add(uri)
+
+
+def assets_are_of_others(given: Schedule | None, own: str) -> Findings:
+    """Yields the training's own model, where it is known what that is called.
+
+    Args:
+        given: as loaded.
+        own: URI of its models, which is an asset.
+    """
+    for i, asset in enumerate(given.assets if given else ()):
+        if urldefrag(asset).url.rstrip("/") == own:
+            yield Finding(f"schedule.assets[{i}]", *_OWN_MODEL)
 
 
 def _asset_problem(uri: str) -> str:

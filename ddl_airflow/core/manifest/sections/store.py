@@ -71,7 +71,7 @@ class StoreKind(ABC):
     def place(self, location: Location, connection: Connection | None) -> tuple[str, ...] | None:
         """Store, bucket and folders, so that a place inside another starts with it.
 
-        None where something is missing.
+        As far as the manifest says it; None where something is missing.
         """
 
 

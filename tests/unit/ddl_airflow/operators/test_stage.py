@@ -139,6 +139,21 @@ def test_data_and_code_are_where_ranks_find_them(stage, layout, context_of):
     assert "resolved_uri" not in part["dataset"]
 
 
+def test_a_run_of_an_event_before_the_schedules_start_is_skipped(stage, context_of):
+    task, context = stage(), context_of("staging")
+    run = context["dag_run"]
+    task.step = replace(task.step, not_before="2026-11-20T22:00:00+01:00")
+    task.not_before = task.step.not_before
+    run.run_type.value, run.logical_date = "asset_triggered", None
+    with pytest.raises(AirflowSkipException, match="Nothing is due before 2026-11-20T22:00:00"):
+        task.execute(context)
+    run.run_after += timedelta(minutes=45)
+    assert task.execute(context)["files"] == 3
+    run.run_after -= timedelta(minutes=45)
+    run.run_type.value = "manual"
+    assert task.execute(context)["files"] == 3
+
+
 def test_where_a_link_led_is_recorded(stage, layout, context_of, tmp_path):
     (tmp_path / "current").symlink_to(tmp_path / "input")
     stage(uri=(tmp_path / "current").as_uri()).execute(context_of("staging"))

@@ -29,8 +29,11 @@ class Folder(StoreKind):
 
     def findings(self, at: str, location: Location) -> Findings:
         """Yields a path of which nobody sees where it leads."""
-        if location.path is not None and ".." in PurePosixPath(location.path).parts:
-            yield Finding(f"{at}.path", "has `..` in it", "Write the folder's absolute path.")
+        path, fix = location.path or "", "Write the folder's absolute path."
+        if ".." in PurePosixPath(path).parts:
+            yield Finding(f"{at}.path", "has `..` in it", fix)
+        if path.startswith("~"):
+            yield Finding(f"{at}.path", "begins with ~, which is nobody's home here", fix)
 
     def uri(self, location: Location, beside: Path) -> str:
         """``file:///folder``, links followed."""
@@ -45,8 +48,11 @@ class Folder(StoreKind):
         return (beside / str(location.path)).resolve()
 
     def place(self, location: Location, connection: Connection | None) -> tuple[str, ...] | None:
-        """Kind, and the parts of the path."""
-        return ("fs", *PurePosixPath(location.path).parts) if location.path else None
+        """Kind, where the path starts, and its parts: a relative one is inside no absolute one."""
+        if not location.path:
+            return None
+        path = PurePosixPath(location.path)
+        return ("fs", *(() if path.is_absolute() else (".",)), *path.parts)
 
 
 KIND = Folder()

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from ddl_ops.command_line import command_argv
 
+from ddl_airflow.core.compute import COMPUTE, Compute
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.ffdl import is_ffdl
@@ -108,6 +109,15 @@ def test_learners_are_nodes_and_gpus_are_ranks(
     manifest = load_manifest_text(SMALL + fields, "m.yml")
     compute = manifest.model_definition.execution.compute_configuration
     assert (compute.name, compute.nodes, manifest.slots) == (name, nodes, slots)
+
+
+@pytest.mark.parametrize(("gpus", "name"), [(0, "cpu"), (1, "gpu")])
+def test_a_node_has_the_ranks_of_gpus_whatever_the_site_gives_it(gpus: int, name: str) -> None:
+    text = SMALL + f"gpus: {gpus}\nlearners: 2\n"
+    site = {**COMPUTE, name: Compute(name, 8, gpu=gpus > 0)}
+    manifest = load_manifest_text(text, "m.yml", compute=site)
+    assert (manifest.slots, manifest.world_size, manifest.compute.name) == (1, 2, name)
+    assert load_manifest_text(text, "m.yml").launcher.slots is None  # as before: it is digested
 
 
 def _command(text: str) -> str:

@@ -228,6 +228,15 @@ def test_redacted_text_hides_keys_in_flow_style_and_behind_aliases() -> None:
     )
 
 
+def test_redacted_text_hides_a_secret_of_a_command_in_flow_style() -> None:
+    text = "execution: {command: python train.py --password=abc, secret_access_key: xyz}\n"
+    assert redacted_text(text) == (
+        "execution: {command: python train.py --password=*** secret_access_key: '***'}\n"
+    )
+    text = "execution: {command: python train.py --password=abc}\n"
+    assert redacted_text(text) == "execution: {command: python train.py --password=***\n"
+
+
 def test_redacted_text_hides_the_keys_of_ffdl() -> None:
     redacted = redacted_text(_text("ffdl") + "#  password: hunter2\n")
     assert "user_name: '***'" in redacted and "password: '***'" in redacted

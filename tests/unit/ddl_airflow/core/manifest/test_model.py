@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ddl_airflow.core.compute import Compute
-from ddl_airflow.core.errors import ConnectionInvalid
+from ddl_airflow.core.errors import ConnectionInvalid, ManifestInvalid
 from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
 from ddl_airflow.core.manifest.model import Manifest
@@ -302,6 +302,11 @@ def test_manifest_is_frozen_and_copies() -> None:
         ("a '\\';b", ("a '\\'", "b")),
         ('a "\\";b"', ('a "\\";b"',)),
         ("a | b && c > d", ("a | b && c > d",)),
+        ("a |\n b", ("a | b",)),
+        ("a &&\nb; c", ("a && b", "c")),
+        ("a || # why\n\n  b\nc", ("a ||  b", "c")),
+        ("a 2>&1 |&\\\n\nb", ("a 2>&1 |&  b",)),
+        ("a \\|\nb '|'\nc &\nd", ("a \\|", "b '|'", "c &", "d")),
         (";", ()),
         ("# a\npython x.py\n# b", ("python x.py",)),
         ("# don't; stop \\\npython x.py  # twice; or not", ("python x.py",)),
@@ -324,6 +329,24 @@ def test_split_commands(text: str, commands: tuple[str, ...]) -> None:
 def test_split_commands_refuses_what_is_not_closed(text: str) -> None:
     with pytest.raises(ValueError, match="never closes|backslash"):
         split_commands(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "end"), [("a |", "|"), ("a | # b\n", "|"), ("a ||; b", "||"), ("b\na &&", "&&")]
+)
+def test_split_commands_refuses_what_lacks_its_last_command(text: str, end: str) -> None:
+    with pytest.raises(ValueError, match=f"^ends in {re.escape(end)}$"):
+        split_commands(text)
+
+
+@pytest.mark.parametrize(("name", "good"), [("__file__", False), ("__a", True), ("a__", True)])
+def test_no_dag_has_the_name_of_what_python_has_in_each_module(name: str, good: bool) -> None:
+    text = (VALID / "folders.yml").read_text(encoding="utf-8").replace("digits-local", name)
+    if good:
+        assert load_manifest_text(text, "m.yml").dag_id == name
+        return
+    with pytest.raises(ManifestInvalid, match="m.yml:2: model_definition.name: gives the DAG id"):
+        load_manifest_text(text, "m.yml")
 
 
 @pytest.mark.parametrize(

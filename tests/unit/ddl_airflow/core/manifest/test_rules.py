@@ -121,6 +121,15 @@ def test_schedule(schedule: str, good: bool) -> None:
     assert [field.partition(".")[0] for field in fields] == ([] if good else ["schedule"])
 
 
+@pytest.mark.parametrize("path", ["~", "~/results", "~somebody/results"])
+def test_a_folder_is_not_below_a_home(path: str) -> None:
+    said = "path: begins with ~, which is nobody's home here. Write the folder's absolute path."
+    text = (VALID / "folders.yml").read_text(encoding="utf-8")
+    for place, field in (("./data", "data_reference.source"), ("/srv/models", "target")):
+        with pytest.raises(ManifestInvalid, match=re.escape(f"{field}.{said}")):
+            load_manifest_text(text.replace(place, f"'{path}'"), "m.yml")
+
+
 @pytest.mark.parametrize(
     ("notifications", "wrong"),
     [
