@@ -36,6 +36,8 @@ _LESS = (
     "Pack the data into archives (`unpack` in training_data_reference), or select less of them "
     "(`include`, `exclude`)."
 )
+# In characters: a key of 4,096 bytes, each of which may be written as six.
+_MOST_OF_AN_OBJECT = 25_000
 _ENCODER = json.JSONEncoder(indent=2, sort_keys=True)
 _READERS = 8  # objects at a time
 BY_HAND = "by_hand"  # the type of a run without Airflow
@@ -78,6 +80,8 @@ def check_can_list(listing: Sequence[Mapping[str, Any]]) -> None:
         StagingError: they are too many.
     """
     part, most = {"dataset": {"listing": listing}}, _most_of_a_part()
+    if len(listing) * _MOST_OF_AN_OBJECT <= most:
+        return
     if sum(map(len, _ENCODER.iterencode(part))) > most:
         raise StagingError(
             f"the data are {len(listing):,} objects, and their list is larger than {most:,} bytes, "
