@@ -311,33 +311,30 @@ def app(workspace, monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def told(app, layout):
-    """told(path) -> the app's answer, of what listens in TensorBoard's place."""
-    from fastapi.testclient import TestClient
-
+def board(app, layout):
+    """Where the app has the board of a training, in whose place Told listens."""
     from ddl_airflow.plugin.tensorboard import Tokens
 
     boards = app.state.boards()
     boards._make_folder()
     Told.asked = []
     at = boards.socket(layout)
-    token = Tokens("of this site").make("digits", layout.training_id)
     with socketserver.ThreadingUnixStreamServer(str(at), Told) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        client = TestClient(app)
-        yield lambda path: client.get(f"/ddl/tensorboard/{token}/{path}")
+        yield f"/ddl/tensorboard/{Tokens('of this site').make('digits', layout.training_id)}"
         server.shutdown()
     at.unlink()
 
 
-def test_over_a_unix_socket_no_certificates_are_read(told, monkeypatch):
+def test_over_a_unix_socket_no_certificates_are_read(app, board, monkeypatch):
     """It takes tens of milliseconds, in which the api-server answers nobody."""
+    from fastapi.testclient import TestClient
 
     def read(*_, **__):
         raise AssertionError("certificates are read")
 
     monkeypatch.setattr(ssl, "create_default_context", read)
-    assert told("data/runs").status_code == 200
+    assert TestClient(app).get(f"{board}/data/runs").status_code == 200
 
 
 def keyed_by(monkeypatch, tmp_path, then):
@@ -380,27 +377,16 @@ def test_a_command_that_gives_no_key_is_named(app, layout, monkeypatch, tmp_path
         assert "half of a key" not in answer.text
 
 
-def test_keys_of_the_person_go_no_further(app, layout, capsys):
+def test_keys_of_the_person_go_no_further(app, board, capsys):
     from fastapi.testclient import TestClient
 
-    from ddl_airflow.plugin.tensorboard import Tokens
-
-    boards = app.state.boards()
-    boards._make_folder()
-    Told.asked = []
-    at = boards.socket(layout)
-    token = Tokens("of this site").make("digits", layout.training_id)
-    with socketserver.ThreadingUnixStreamServer(str(at), Told) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        client = TestClient(app, cookies={"_token": "secret"}, follow_redirects=False)
-        headers = {"Authorization": "Bearer secret", "X-Any": "secret", "Accept": "text/html"}
-        answers = {}
-        for path in ("", "data/runs?run=a%20b&tag=%2F", "moved"):
-            answers[path] = client.get(f"/ddl/tensorboard/{token}/{path}", headers=headers)
-        client.post(f"/ddl/tensorboard/{token}/data/x", content=b"a=b", headers=headers)
-        long = client.post(f"/ddl/tensorboard/{token}/data/x", content=b"x" * 2_000_000)
-        server.shutdown()
-    at.unlink()
+    client = TestClient(app, cookies={"_token": "secret"}, follow_redirects=False)
+    headers = {"Authorization": "Bearer secret", "X-Any": "secret", "Accept": "text/html"}
+    answers = {}
+    for path in ("", "data/runs?run=a%20b&tag=%2F", "moved"):
+        answers[path] = client.get(f"{board}/{path}", headers=headers)
+    client.post(f"{board}/data/x", content=b"a=b", headers=headers)
+    long = client.post(f"{board}/data/x", content=b"x" * 2_000_000)
     assert [(path, sent) for path, _, sent in Told.asked] == [
         *(("/", b""), ("/data/runs?run=a%20b&tag=%2F", b""), ("/moved", b""), ("/data/x", b"a=b"))
     ]
@@ -418,7 +404,9 @@ def test_keys_of_the_person_go_no_further(app, layout, capsys):
     assert "in-a-sandbox.js" in answers[""].text
     # What opens it is in no log of the server.
     said = [line for line in capsys.readouterr().out.splitlines() if "http.access" in line]
-    assert "/ddl/tensorboard/.../data/runs" in said[1] and token not in "".join(said)
+    assert "/ddl/tensorboard/.../data/runs" in said[1] and board.rpartition("/")[2] not in "".join(
+        said
+    )
 
 
 @pytest.mark.parametrize("how", ["GET", "HEAD"])
