@@ -185,3 +185,29 @@ def test_runs_of_sessions_that_reduce_note_the_weights(ddl_run, tmp_path) -> Non
     notes = [line["digests"] for line in lines if "step" in line]
     # All begin at zero and take the same steps: what is averaged is 1.5 of each element.
     assert notes == [*notes[:4], *notes[:3], *notes[:3]] and len(set(notes)) == 4
+
+
+def test_what_rank_0_alone_has_restored_all_ranks_begin_with(ddl_run):
+    if importlib.util.find_spec("tf_keras") is None:
+        pytest.skip("tf_keras not installed: pip install -r requirements/legacy.txt")
+    words = ("--tf1", "--np", "2", "python", SCRIPTS / "restored_by_one.py")
+    ended = ddl_run(*words, DDL_STALL_TIMEOUT="60")
+    assert ended.returncode == 0, ended.output[-5000:]
+    first, second = ended.lines_of(0), ended.lines_of(1)
+    ways = [
+        "saved",
+        "before",
+        "alone",
+        "run",
+        "callable",
+        "monitored",
+        "partly",
+        *["fit", "again"] * 2,
+    ]
+    assert [line.partition(":")[0] for line in first] == ways
+    assert first == second, ended.output
+    saved, _, *gone_on = (json.loads(line.partition(":")[2]) for line in first[:6])
+    assert saved[1] == 3 and all(values[1] == 4 for values in gone_on)  # with the global step
+    assert gone_on == [gone_on[0]] * 4
+    said = "ddl: rank 0: the ranks began with different weights"
+    assert ended.output.count(said) == 4 + 4  # and none where they were the same

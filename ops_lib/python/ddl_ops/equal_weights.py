@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -74,40 +74,131 @@ def start_equal(variables: Sequence[Any], *, anew: bool = False) -> bool:
             return False
         if not new:
             return True
-        # Which ranks take part, then the digests: zeros of those that have joined.
-        here = np.zeros(PLACEMENT.size, np.int64)
-        here[PLACEMENT.rank] = 1
-        digests = arrays.digests(values)
-        total = np.concatenate([here, digests.ravel()])
         mine = f"rank {PLACEMENT.rank} has {len(new)} variables, others have more or fewer"
-        _add("the weights at the start", total, mine)
-        ranks, sums = total[: PLACEMENT.size], total[PLACEMENT.size :].reshape(digests.shape)
-        last = arrays.last_to_join()  # whose weights are the newest
-        root = last if last is not None and ranks[last] else int(np.argmax(ranks))
-        differing = np.flatnonzero((sums != ranks.sum() * digests).any(axis=1)).tolist()
-        for index in differing:
-            bits = np.frombuffer(_padded(values[index]), np.int32).copy()
-            if PLACEMENT.rank != root:
-                bits[:] = 0
-            shape = ",".join(map(str, values[index].shape))
-            mine = (
-                f"{_path(new[index])} is {values[index].dtype}[{shape}] on rank {PLACEMENT.rank}, "
-                "and has another shape or type elsewhere"
-            )
-            _add(f"the start of {_path(new[index])}", bits, mine)
-            received = np.frombuffer(bits.tobytes(), values[index].dtype, values[index].size)
-            new[index].assign(received.reshape(values[index].shape))
+        digests, absent = _digests_of(values, len(values))
+        root, indices = _differing(digests, absent, "the weights at the start", mine)
+        for index in indices:
+            new[index].assign(_taken(values[index], _path(new[index]), root))
     mark_equal(new)
-    if differing and PLACEMENT.rank == root:
-        print(
-            f"ddl: rank {root}: the ranks began with different weights, as "
-            f"{_named(new, differing)}. All go on with those of rank {root}. "
+    if indices and PLACEMENT.rank == root:
+        arrays.say(
+            f"{_began_apart([_path(new[index]) for index in indices], root)} "
             "ddl.keras.BroadcastCallback, or ddl.keras.broadcast_variables before the first step, "
-            "does that for what is not trained, too.",
-            file=sys.stderr,
-            flush=True,
+            "does that for what is not trained, too."
         )
     return True
+
+
+def start_equal_in_session(
+    trained: Sequence[Any],
+    others: Sequence[Any],
+    read: Callable[[Sequence[Any]], Iterable[np.ndarray[Any, Any] | None]],
+    assign: Callable[[Any, np.ndarray[Any, Any]], None],
+) -> None:
+    """The same for variables of a TensorFlow 1 graph, before a step of a session. Collective.
+
+    Where they differ, the ranks take what is not trained from that rank, too, as the optimizer's
+    slots and the global step: whoever has restored the weights has restored these.
+
+    Args:
+        trained: the variables that the step trains.
+        others: those that a checkpoint has besides.
+        read: gives the values of variables, one after the other; None of those that have none yet.
+        assign: sets the value of one.
+    """
+    if arrays.have_joined():
+        return  # as in start_equal
+
+    def follow(
+        variables: Sequence[Any], what: str, root: int | None = None
+    ) -> tuple[int, list[str]]:
+        mine = f"rank {PLACEMENT.rank} has {len(variables)} variables, others have more or fewer"
+        digests, absent = _digests_of(read(variables), len(variables))
+        root, indices = _differing(digests, absent, what, mine, root)
+        for variable in (variables[index] for index in indices):
+            value = next(iter(read([variable])))
+            assert value is not None
+            assign(variable, _taken(value, _path(variable), root))
+        return root, [_path(variables[index]) for index in indices]
+
+    root, taken = follow(trained, "the weights at the start of a session")
+    if not taken:
+        return
+    follow(others, "what else there is at the start of a session", root)
+    if PLACEMENT.rank == root:
+        arrays.say(
+            f"{_began_apart(taken, root)} Let all ranks restore the checkpoint: a number of steps "
+            "that the script has worked out from it is that of one rank."
+        )
+
+
+def _digests_of(
+    values: Iterable[np.ndarray[Any, Any] | None], count: int
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Those of ``arrays.digests``, and int64 [count]: 1 where there is no value."""
+    absent = np.zeros(count, np.int64)
+    digests = arrays.digests([np.zeros(0)] * count)
+    for index, value in enumerate(values):
+        absent[index] = value is None
+        if value is not None:
+            digests[index] = arrays.digests([value])[0]
+    return digests, absent
+
+
+def _differing(
+    digests: np.ndarray[Any, Any],
+    absent: np.ndarray[Any, Any],
+    what: str,
+    mine: str,
+    root: int | None = None,
+) -> tuple[int, list[int]]:
+    """Which rank the others follow, and the indices of what differs. Collective.
+
+    Args:
+        digests: of the values of variables.
+        absent: 1 where there is none: such a variable is left out on all ranks.
+        what: the collective's name.
+        mine: what this rank has, for an error.
+        root: the rank to follow. None: that with the newest weights, so the last one to join, or
+            else the first of those that have not joined.
+
+    Raises:
+        ModelsDifferError: on every rank, where their numbers differ.
+    """
+    here = np.zeros(PLACEMENT.size, np.int64)
+    here[PLACEMENT.rank] = 1  # zeros add those that have joined
+    total = np.concatenate([here, absent, digests.ravel()])
+    _add(what, total, mine)
+    ranks, absent, sums = np.split(total, [PLACEMENT.size, PLACEMENT.size + len(absent)])
+    if root is None:
+        last = arrays.last_to_join()
+        root = last if last is not None and ranks[last] else int(np.argmax(ranks))
+    apart = (sums.reshape(digests.shape) != ranks.sum() * digests).any(axis=1) & (absent == 0)
+    return root, np.flatnonzero(apart).tolist()
+
+
+def _taken(value: np.ndarray[Any, Any], name: str, root: int) -> np.ndarray[Any, Any]:
+    """What rank `root` has in the place of this value. Collective.
+
+    Raises:
+        ModelsDifferError: on every rank, where the shapes differ.
+    """
+    bits = np.frombuffer(_padded(value), np.int32).copy()
+    if PLACEMENT.rank != root:
+        bits[:] = 0
+    mine = (
+        f"{name} is {value.dtype}[{','.join(map(str, value.shape))}] on rank {PLACEMENT.rank}, "
+        "and has another shape or type elsewhere"
+    )
+    _add(f"the start of {name}", bits, mine)
+    return np.frombuffer(bits.tobytes(), value.dtype, value.size).reshape(value.shape)
+
+
+def _began_apart(names: Sequence[str], root: int) -> str:
+    return (
+        f"the ranks began with different weights, as {_named(names)}. All go on with those of rank "
+        f"{root}."
+    )
 
 
 def _add(name: str, array: np.ndarray[Any, Any], mine: str) -> None:
@@ -149,7 +240,8 @@ def require_equal(variables: Sequence[Any]) -> None:
     worst = max(apart, key=lambda row: distances[row].max())
     ranks = np.flatnonzero(distances[worst] > 1.0).tolist()
     names = _named(
-        variables, [differing[row] for row in (worst, *(r for r in apart if r != worst))]
+        list(map(_path, variables)),
+        [differing[row] for row in (worst, *(r for r in apart if r != worst))],
     )
     verb = "has" if len(ranks) == 1 else "have"
     raise WeightsDifferError(
@@ -189,6 +281,6 @@ def _path(variable: Any) -> str:
     return str(getattr(variable, "path", variable.name)).removesuffix(":0")
 
 
-def _named(variables: Sequence[Any], indices: Sequence[int]) -> str:
-    more = f" and {len(indices) - 1} more" if len(indices) > 1 else ""
-    return f"{_path(variables[indices[0]])!r}{more}"
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]!r}{more}"

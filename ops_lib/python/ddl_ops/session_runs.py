@@ -61,7 +61,7 @@ def refuse_runs_beside_each_other(collectives: Collection[str]) -> None:
 class Steps:
     """Which runs of a session are steps: those that hold ops of these types."""
 
-    def __init__(self, types: Collection[str]) -> None:
+    def __init__(self, types: Collection[str] = ()) -> None:
         self._types = types
         self._known: weakref.WeakKeyDictionary[Any, dict[tuple[str, ...], frozenset[str]]] = (
             weakref.WeakKeyDictionary()
@@ -71,22 +71,30 @@ class Steps:
         return self.is_step(run_context.session.graph, run_context.original_args.fetches)
 
     def is_step(self, graph: Any, fetches: Any) -> bool:
-        return bool(self._held(graph, fetches))
+        return bool(self.held(graph, fetches))
+
+    def counts(self, op: Any) -> bool:
+        """Whether what holds this op is a step."""
+        return op.type in self._types
 
     def shared(self, graph: Any, fetches: Any, others: Iterable[Any]) -> str:
         """The name of an op that both these fetches and others need; empty if there is none."""
         try:
-            mine = self._held(graph, fetches)
-            theirs = [self._held(graph, one) for one in others] if mine else []
+            mine = self.held(graph, fetches)
+            theirs = [self.held(graph, one) for one in others] if mine else []
         except (KeyError, TypeError, ValueError):  # no fetches, of which the run itself says so
             return ""
         return min(mine & frozenset().union(*theirs), default="")
 
-    def _held(self, graph: Any, fetches: Any) -> frozenset[str]:
+    def held(self, graph: Any, fetches: Any) -> frozenset[str]:
+        """The names of the ops that count and that these fetches need.
+
+        Raises KeyError, TypeError or ValueError if these are none of the graph's.
+        """
         names = tuple(graph.as_graph_element(fetch).name for fetch in _flat(fetches))
         known = self._known.setdefault(graph, {})
         if names not in known:
-            known[names] = _held(graph, names, self._types)
+            known[names] = frozenset(op.name for op in _needed(graph, names) if self.counts(op))
         return known[names]
 
 
@@ -101,9 +109,9 @@ def _flat(fetches: Any) -> Iterator[Any]:
         yield from tf.nest.flatten(fetches, expand_composites=True)
 
 
-def _held(graph: Any, names: Iterable[str], types: Collection[str]) -> frozenset[str]:
-    """The ops of these types that tensors and ops of these names need to run."""
+def _needed(graph: Any, names: Iterable[str]) -> Iterable[Any]:
+    """The ops that tensors and ops of these names need to run."""
     elements = [graph.as_graph_element(name) for name in names]
     operations = [getattr(element, "op", element) for element in elements]
-    needed = op_selector.get_backward_walk_ops(operations, control_inputs=True)
-    return frozenset(op.name for op in needed if op.type in types)
+    found: Iterable[Any] = op_selector.get_backward_walk_ops(operations, control_inputs=True)
+    return found

@@ -23,7 +23,14 @@ from tensorflow.python.training.experimental import (  # noqa: TID253
     loss_scale_optimizer as loss_scale_module,
 )
 
-from ddl_ops import equal_weights, lifecycle, preemption, tf1_keras, weight_notes
+from ddl_ops import (
+    equal_weights,
+    lifecycle,
+    preemption,
+    session_starts,
+    tf1_keras,
+    weight_notes,
+)
 from ddl_ops.collectives import barrier, bcast
 from ddl_ops.environment import PLACEMENT, checkpoint_folder
 from ddl_ops.gradients import averaged_by_both, grads_reduce, note_gradients
@@ -50,6 +57,8 @@ def install() -> None:
     _hook_runs()
     if PLACEMENT.size > 1:
         _hook_restoring()
+        session_starts.hook_runs()
+        tf1_keras.hook_fits(session_starts.begin_anew)
 
 
 def _hook_restoring() -> None:
@@ -217,7 +226,9 @@ def _reducing(apply_gradients: Any) -> Callable[..., Any]:
 
 def _reduced(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     equal_weights.start_equal([variable for _, variable in pairs])  # eager: no initialiser runs
-    return grads_reduce(pairs)
+    reduced = grads_reduce(pairs)
+    session_starts.note_trained(reduced)
+    return reduced
 
 
 def _hook_loss_scaling() -> None:
@@ -274,7 +285,9 @@ def equal_start(own_initializer: Callable[[Any], Any]) -> Callable[[Any], Any]:
         made_from, made = getattr(variable, _START, (None, None))
         if made_from is own:
             return made
-        if variable.dtype.base_dtype == tf.string or not _is_of_model(variable, own.graph):
+        if variable.dtype.base_dtype == tf.string or not session_starts.is_of_model(
+            variable, own.graph
+        ):
             return own
         # The scope keeps the names alike on all ranks, whoever else has asked for initialisers.
         with (
@@ -291,18 +304,6 @@ def equal_start(own_initializer: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return made
 
     return initializer
-
-
-def _is_of_model(variable: Any, graph: Any) -> bool:
-    def is_in(collection: str) -> bool:
-        others = graph.get_collection(collection)
-        return any(getattr(other, "op", None) is variable.op for other in others)
-
-    keys = tf.compat.v1.GraphKeys
-    if is_in(keys.LOCAL_VARIABLES):
-        return False
-    of_model = (keys.GLOBAL_VARIABLES, keys.MODEL_VARIABLES, keys.MOVING_AVERAGE_VARIABLES)
-    return variable.trainable or any(map(is_in, of_model))
 
 
 def described_by_itself(to_proto: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ import tensorflow as tf  # noqa: TID253
 from tensorflow.python.keras import backend as backend_in_tensorflow  # noqa: TID253
 from tensorflow.python.keras.callbacks import Callback  # noqa: TID253
 
-from ddl_ops import arrays
+from ddl_ops import arrays, session_starts
 from ddl_ops.collectives import bcast_variables
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.gradients import grads_reduce, keeping_marks, reduce_gradients
@@ -33,6 +33,11 @@ _KINDS = (
     ("tf_keras.src.optimizers.legacy.optimizer_v2", "OptimizerV2"),
     ("tf_keras.src.mixed_precision.loss_scale_optimizer", "LossScaleOptimizer"),
     ("tf_keras.src.mixed_precision.loss_scale_optimizer", "LossScaleOptimizerV3"),
+)
+# Those that train in graphs of TensorFlow 1.
+_MODELS = (
+    ("tensorflow.python.keras.engine.training_v1", "Model"),
+    ("tf_keras.src.engine.training_v1", "Model"),
 )
 _HOOKS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
 # `within`: whether the thread is in an apply_gradients() whose gradients have been averaged.
@@ -50,6 +55,23 @@ def hook_optimizers() -> None:
         for method, hook in _HOOKS.items():
             if method in vars(kind or object):
                 setattr(kind, method, hook(getattr(kind, method)))
+
+
+def hook_fits(begin: Callable[[], None]) -> None:
+    """From here on each fit() of Keras 2 in graphs of TensorFlow 1 calls `begin` first."""
+    for module, name in _MODELS:
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None:
+            kind.fit = _beginning(kind.fit, begin)
+
+
+def _beginning(fit: Callable[..., Any], begin: Callable[[], None]) -> Callable[..., Any]:
+    @functools.wraps(fit)
+    def fit_anew(*args: Any, **kwargs: Any) -> Any:
+        begin()
+        return fit(*args, **kwargs)
+
+    return fit_anew
 
 
 def _is_hook_of(method: str) -> Callable[[Any], Any]:
@@ -72,7 +94,11 @@ def _for_fit(get_gradients: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(get_gradients)
     def get_reduced(self: Any, loss: Any, params: Any) -> Any:
         found = get_gradients(self, loss, params)
-        return reduce_gradients(found) if _averages_here(self) else found
+        if not _averages_here(self):
+            return found
+        reduced = reduce_gradients(found)
+        session_starts.note_trained(zip(reduced, params, strict=True))
+        return reduced
 
     return get_reduced
 
@@ -85,6 +111,7 @@ def _for_loops(apply_gradients: Callable[..., Any]) -> Callable[..., Any]:
         if not _averages_here(self):
             return apply_gradients(self, grads_and_vars, *args, **kwargs)
         pairs = grads_reduce(grads_and_vars)
+        session_starts.note_trained(pairs)
         _applying.within = True
         try:
             return apply_gradients(self, pairs, *args, **kwargs)
