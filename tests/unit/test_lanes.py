@@ -82,6 +82,7 @@ def test_what_fails_once_is_run_again_and_named(lanes, tmp_path):
         "tests/integration/test_site.py::test_it[0]",
         "tests/parallel/test_ops.py::test_it[0]",
     ]
+    assert "\nFAILED tests/parallel/test_ops.py::test_it[0]" in told  # and why, at the end
     ran = times(tmp_path)
     assert ran.pop("ops") == ran.pop("site") == 4
     assert len(ran) == 10 and set(ran.values()) == {1}
