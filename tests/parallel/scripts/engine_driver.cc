@@ -1,6 +1,7 @@
 // The engine without TensorFlow: starts in milliseconds, so that endings whose messages cross on
-// the way can be tried many times. argv: how the job ends, and which ranks stand still meanwhile, if
-// any do, or "soak" or "large" and options (soak.h). Prints "<rank> code sum" for each collective.
+// the way can be tried many times. argv: how the job ends, and which ranks stand still meanwhile,
+// if any do, or "soak" or "large" and options (soak.h). Prints "<rank> code sum" for each
+// collective.
 
 #include <mpi.h>
 #include <signal.h>
