@@ -70,6 +70,36 @@ def test_ranks_that_stood_still_longer_than_the_limit_go_on(
         assert ended.lines_of(rank) == [f"{OK} 201"] * 51, ended.output
 
 
+def test_a_leader_that_stands_still_is_given_up_on_its_host_too(
+    driver: Path, run_command: Callable
+) -> None:
+    """Rank 1 waits for another host, whose rank 0 comes when rank 1 is long given up."""
+    program = [str(driver), "rank 0 is missing", "rank 1 stands still"]
+    command = mpirun_command(1, "-x", "DDL_HOSTID=a", *program)
+    command += [":", "-np", "2", "-x", "DDL_HOSTID=b", *program]
+    ended = run_command(command, {"DDL_STALL_TIMEOUT": f"{within(0.6):.2f}"}, 60)
+    assert ended.returncode == 0, ended.output
+    for rank in range(3):
+        expected = [f"{OK} 303"] + [f"{DEADLINE_EXCEEDED} 0"] * 50
+        assert ended.lines_of(rank) == expected, ended.output
+
+
+@pytest.mark.parametrize("transport", ["shm", "mpi"])
+def test_a_rank_that_stands_still_in_a_message_is_given_up(
+    driver: Path, run_command: Callable, transport: str
+) -> None:
+    """Also where no rank can read another's memory, as in many containers."""
+    environment = {"OMPI_MCA_smsc": "^cma,xpmem,knem", "DDL_TRANSPORT": transport}
+    environment |= {"DDL_STALL_TIMEOUT": f"{within(0.6):.2f}"}
+    command = mpirun_command(2, str(driver), "long proposal", "rank 1 stands still")
+    ended = run_command(command, environment, 60)
+    assert ended.returncode == 0, ended.output
+    assert "Join: rank 1 did not come within " in ended.output
+    for rank in range(2):
+        expected = [f"{OK} 201"] + [f"{DEADLINE_EXCEEDED} 0"] * 50
+        assert ended.lines_of(rank) == expected, ended.output
+
+
 @pytest.mark.parametrize("transport", ["shm", "mpi"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_agree_on_an_order_and_remember_it(

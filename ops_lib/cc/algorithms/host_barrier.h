@@ -23,8 +23,8 @@ struct Arrival {
   std::function<std::string()> title;  // for messages: AllReduceN "loss/grads"
   // Set by another thread to cancel the request. Null: nobody will.
   const std::atomic<bool>* cancelled = nullptr;
-  // Whether the timeout applies to this rank where it has no request, or has cancelled it. Null: it
-  // does.
+  // Whether the timeout applies to this rank where it has no request, or has cancelled it; asked
+  // now and then while it waits, and false lets the timeout begin anew. Null: it does.
   std::function<bool()> limited;
   // Called now and then while this rank waits, with the ranks that have arrived. May be null. An
   // error breaks the group.

@@ -148,16 +148,23 @@ Status HostsCommunicator::HierarchicalBarrier(const Arrival& arrival, BarrierRes
   BarrierResult outcome = BarrierResult::kMatch;
   DDL_RETURN_IF_ERROR(ddl::HostBarrier(group, within, &outcome));
   if (barrier_.is_leader()) {
-    // Another rank of this host may fail meanwhile.
-    within.while_waiting = [group](const std::vector<bool>&) { return group->status(); };
+    within.while_waiting = [group](const std::vector<bool>&) {
+      group->Beat();
+      return group->status();  // another rank of this host may fail meanwhile
+    };
     const Status between = barrier_.ArriveAndWait(within, outcome, &outcome);
     if (!between.ok()) return group->Break(between, 0);
   }
-  // The result. The others wait for the leader, and tell it whether the timeout applies to them.
+  // The result. The others wait for the leader, and tell it whether the timeout applies to them. It
+  // may have to wait for one rank of another host after the other, each within the timeout. So
+  // theirs begins anew at each sign of life of it: it is for a leader that stands still.
   Arrival last;
   last.leaving = arrival.leaving;
   last.without_request = true;
-  last.limited = [] { return false; };
+  last.limited = [&arrival, group, seen = group->beats(0)]() mutable {
+    const uint32_t beats = group->beats(0);
+    return std::exchange(seen, beats) == beats && arrival.IsLimited();
+  };
   last.title = arrival.title;
   last.while_waiting = [&](const std::vector<bool>&) {
     if (arrival.IsCancelled()) DDL_RETURN_IF_ERROR(barrier_.Cancel());

@@ -28,7 +28,7 @@ namespace ddl {
 // Decomposing All-Reduce for Deep Learning on Heterogeneous Network Hierarchy, 2019.
 //
 // A barrier is one of each host's ranks, then one of the first ranks of the hosts, which tell the
-// other ranks of theirs the result.
+// other ranks of theirs the result, and until then that they are alive.
 //
 // A sum of which each rank gets its share takes the same way: the ranks of a host reduce-scatter, so
 // that each holds its column, the shares of all ranks with its number on their host; the ranks of a

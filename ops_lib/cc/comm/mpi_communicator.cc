@@ -106,19 +106,25 @@ Status MpiCommunicator::Join(int group, int position, std::unique_ptr<Transport>
 }
 
 MpiCommunicator::~MpiCommunicator() {
-  // A message still pending here was meant for a rank that had gone.
-  for (PendingSend& send : sends_) {
+  // A message still pending here was meant for a rank that had gone, or is one of such a rank.
+  for (PendingSend& send : *sends_) {
     MPI_Cancel(&send.request);
     MPI_Request_free(&send.request);
   }
-  if (comm_ != MPI_COMM_NULL && sends_.empty()) MPI_Comm_free(&comm_);
+  if (sends_->empty() && receives_->empty()) {
+    if (comm_ != MPI_COMM_NULL) MPI_Comm_free(&comm_);
+    return;
+  }
+  // What has begun to move goes on while MPI_Finalize works, so its memory stays.
+  static_cast<void>(sends_.release());
+  static_cast<void>(receives_.release());
 }
 
 Status MpiCommunicator::DropFinishedSends() {
-  for (auto send = sends_.begin(); send != sends_.end();) {
+  for (auto send = sends_->begin(); send != sends_->end();) {
     int finished = 0;
     DDL_RETURN_IF_ERROR(MpiStatus(MPI_Test(&send->request, &finished, MPI_STATUS_IGNORE), "MPI_Test"));
-    send = finished ? sends_.erase(send) : std::next(send);
+    send = finished ? sends_->erase(send) : std::next(send);
   }
   return Status();
 }
@@ -137,8 +143,8 @@ void MpiCommunicator::Break(const Status& reason) {
 
 Status MpiCommunicator::Send(int peer, std::string message, MessageTag tag) {
   DDL_RETURN_IF_ERROR(broken_);
-  sends_.push_back({peer, std::move(message), MPI_REQUEST_NULL});
-  PendingSend& send = sends_.back();
+  sends_->push_back({peer, std::move(message), MPI_REQUEST_NULL});
+  PendingSend& send = sends_->back();
   DDL_RETURN_IF_ERROR(
       MpiStatus(MPI_Isend(send.message.data(), static_cast<int>(send.message.size()), MPI_BYTE,
                           peer, static_cast<int>(tag), comm_, &send.request),
@@ -159,7 +165,11 @@ Status MpiCommunicator::TryReceiveAny(int* peer, std::string* message, MessageTa
 Status MpiCommunicator::Probe(int source, int* peer, std::string* message, MessageTag tag) {
   *peer = -1;
   DDL_RETURN_IF_ERROR(broken_);
-  if (!sends_.empty()) DDL_RETURN_IF_ERROR(DropFinishedSends());
+  if (!sends_->empty()) DDL_RETURN_IF_ERROR(DropFinishedSends());
+  if (!receives_->empty()) {
+    DDL_RETURN_IF_ERROR(TakeReceived(source, peer, message, tag));
+    if (*peer >= 0) return Status();
+  }
   int found = 0, nbytes = 0;
   MPI_Message handle;
   MPI_Status status;
@@ -167,10 +177,35 @@ Status MpiCommunicator::Probe(int source, int* peer, std::string* message, Messa
       MPI_Improbe(source, static_cast<int>(tag), comm_, &found, &handle, &status), "MPI_Improbe"));
   if (!found) return Status();
   MPI_Get_count(&status, MPI_BYTE, &nbytes);
-  message->resize(nbytes);
-  DDL_RETURN_IF_ERROR(
-      MpiStatus(MPI_Mrecv(message->data(), nbytes, MPI_BYTE, &handle, MPI_STATUS_IGNORE), "MPI_Mrecv"));
-  *peer = status.MPI_SOURCE;
+  receives_->push_back({status.MPI_SOURCE, tag, std::string(nbytes, '\0'), MPI_REQUEST_NULL});
+  PendingReceive& receive = receives_->back();
+  const int begun =
+      MPI_Imrecv(receive.message.data(), nbytes, MPI_BYTE, &handle, &receive.request);
+  if (begun != MPI_SUCCESS) receives_->pop_back();
+  DDL_RETURN_IF_ERROR(MpiStatus(begun, "MPI_Imrecv"));
+  // A short message is there as a whole. Of a long one the rest comes only while its sender looks
+  // after it, so a wait for it could have no end.
+  return TakeReceived(source, peer, message, tag);
+}
+
+// The first message that is there as a whole. None overtakes another one of its sender.
+Status MpiCommunicator::TakeReceived(int source, int* peer, std::string* message, MessageTag tag) {
+  std::vector<int> unfinished;  // those of whom a message is on its way
+  for (auto receive = receives_->begin(); receive != receives_->end(); ++receive) {
+    const int from = receive->peer;
+    if (receive->tag != tag || (source != MPI_ANY_SOURCE && source != from)) continue;
+    if (std::find(unfinished.begin(), unfinished.end(), from) != unfinished.end()) continue;
+    int finished = 0;
+    DDL_RETURN_IF_ERROR(
+        MpiStatus(MPI_Test(&receive->request, &finished, MPI_STATUS_IGNORE), "MPI_Test"));
+    if (finished) {
+      *peer = from;
+      *message = std::move(receive->message);
+      receives_->erase(receive);
+      break;
+    }
+    unfinished.push_back(from);
+  }
   return Status();
 }
 
@@ -181,10 +216,10 @@ Status MpiCommunicator::Flush() {
   int grace_polls = 0;
   while (true) {
     DDL_RETURN_IF_ERROR(DropFinishedSends());
-    if (sends_.empty()) return Status();
+    if (sends_->empty()) return Status();
     if (clock.Poll() > timeout_s_ && ++grace_polls > kGracePolls) {
       return Status(Code::kDeadlineExceeded,
-                    "rank " + std::to_string(sends_.front().peer) +
+                    "rank " + std::to_string(sends_->front().peer) +
                         " did not take a message of rank " + std::to_string(rank_) + " within " +
                         Seconds(timeout_s_) + ". Look for what blocks it.");
     }

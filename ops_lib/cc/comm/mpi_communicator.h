@@ -69,12 +69,20 @@ class MpiCommunicator : public Communicator {
     std::string message;
     MPI_Request request;
   };
+  // A message of which the beginning has come.
+  struct PendingReceive {
+    int peer;
+    MessageTag tag;
+    std::string message;
+    MPI_Request request;
+  };
 
   explicit MpiCommunicator(double timeout_s) : timeout_s_(timeout_s) {}
   Status KeepError(Status status);
   Status FindHosts(const std::string& host_id);
   Status DropFinishedSends();
   Status Probe(int source, int* peer, std::string* message, MessageTag tag);
+  Status TakeReceived(int source, int* peer, std::string* message, MessageTag tag);
 
   const double timeout_s_;
   MPI_Comm comm_ = MPI_COMM_NULL;
@@ -82,7 +90,10 @@ class MpiCommunicator : public Communicator {
   std::vector<int> hosts_;
   std::vector<int> order_;  // ranks, host by host
   std::unique_ptr<Transport> all_;  // in that order
-  std::list<PendingSend> sends_;  // a list: MPI holds pointers into the messages
+  // Lists: MPI holds pointers into the messages.
+  std::unique_ptr<std::list<PendingSend>> sends_ = std::make_unique<std::list<PendingSend>>();
+  std::unique_ptr<std::list<PendingReceive>> receives_ =
+      std::make_unique<std::list<PendingReceive>>();
   std::unique_ptr<DisseminationBarrier> barrier_;  // of the ranks one by one, or null
   PackedAllReduce packed_;
   Status broken_;

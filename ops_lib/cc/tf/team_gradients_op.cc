@@ -91,8 +91,10 @@ class TeamGradientsOp : public CollectiveKernel {
     const auto cancel = [completion, title = Title(request)] {
       completion->Complete(Status(Code::kCancelled, title + ": cancelled with its step."));
     };
+    // From here on a cancellation may end the kernel, and a session that is closed then frees it.
+    const int team = team_;
     if (!OnCancellation(context, completion.get(), cancel)) cancel();
-    ProcessTeams().Step(team_, std::move(request), inputs, outputs,
+    ProcessTeams().Step(team, std::move(request), inputs, outputs,
                         [completion, shapes = std::move(shapes)](const StepGradients& gradients) {
                           Status status = gradients.status;
                           if (status.ok()) {

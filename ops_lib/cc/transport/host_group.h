@@ -133,6 +133,13 @@ class HostGroup {
   void Sleep(int peer, const std::function<bool()>& ready, double at_most_s);
   bool HasDied(int rank);
 
+  // For a wait in which the others of this host can see nothing else of this rank: to be called at
+  // each look. Whoever waits for it asks now and then whether `beats` has changed.
+  void Beat() { liveness_[rank_].beats.store(beats(rank_) + 1, std::memory_order_relaxed); }
+  uint32_t beats(int rank) const {
+    return liveness_[rank].beats.load(std::memory_order_relaxed);
+  }
+
   // The outcome of the group is one word, so that all ranks come to the same end whoever is faster:
   // either a barrier is complete or the group is broken, never both.
   //
@@ -153,6 +160,7 @@ class HostGroup {
   struct alignas(kLineBytes) Liveness {
     pthread_mutex_t held;
     std::atomic<uint32_t> joined;
+    std::atomic<uint32_t> beats;
   };
   struct alignas(kLineBytes) Error {
     uint32_t code;

@@ -545,6 +545,28 @@ TIMED_TEST(NoLimitHoldsWhereAllRanksOfAHostHaveGivenUp) {
       /*timeout_s=*/1);
 }
 
+// Rank 0, the leader of its host, stands still on its way to the other hosts, whose rank 2 is late.
+TIMED_TEST(ARankGivesUpALeaderThatStandsStill) {
+  Mailboxes mailboxes;
+  std::atomic<bool> gave_up{false}, stood_still{false};
+  mailboxes.takes = [&](int from, int, const std::string&) -> Mailboxes::Clock::duration {
+    if (from == 0 && !stood_still.exchange(true)) AwaitOrGoOn([&] { return gave_up.load(); });
+    return {};
+  };
+  RunOnHosts(
+      {2, 1},
+      [&](Communicator& group) {
+        if (group.rank() == 2) AwaitOrGoOn([&] { return gave_up.load(); });
+        ddl::BarrierResult result = ddl::BarrierResult::kMatch;
+        const ddl::Status status = group.Barrier(Plan(7), &result);
+        CHECK(status.code() == ddl::Code::kDeadlineExceeded, status.message());
+        const std::string who = "AllReduce \"7\": rank 0 did not come within";
+        CHECK(status.message().find(who) == 0, status.message());
+        if (group.rank() == 1) gave_up = true;
+      },
+      /*timeout_s=*/0.5, &mailboxes);
+}
+
 // Rank 0 is stopped in its wait, by a signal or a control group, until rank 1 has come and the
 // limit has passed. Then MPI shows nothing at the first look.
 class Stopped : public BaseCommunicator {

@@ -24,12 +24,13 @@ class Mailboxes {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // How long a message is under way. Set before there are any.
+  // How long a message is under way; called by its sender, which may stand still in it. Set before
+  // there are any.
   std::function<Clock::duration(int from, int to, const std::string& message)> takes;
 
   void Put(int from, int to, ddl::MessageTag tag, std::string message) {
-    const std::lock_guard<std::mutex> lock(mutex_);
     const Clock::time_point ready = Clock::now() + (takes ? takes(from, to, message) : kNoTime);
+    const std::lock_guard<std::mutex> lock(mutex_);
     boxes_[{from, to, tag}].push_back({ready, std::move(message)});
   }
 
