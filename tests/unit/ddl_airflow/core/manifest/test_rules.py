@@ -511,6 +511,33 @@ def test_a_parameter_that_is_named_like_a_secret_is_warned_of(
 
 
 @pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("|", "ends in |"),
+        ("||", "ends in ||"),
+        ("&&", "ends in &&"),
+        ("|&", "ends in |&"),
+        ("| # tee log", "ends in |"),
+        ("'", "has a ' that never closes"),
+        (">| log", None),
+    ],
+)
+def test_the_command_of_the_evaluation_ends_as_that_of_the_training_may(
+    end: str, said: str | None
+) -> None:
+    text = (VALID / "folders.yml").read_text("utf-8")
+    text += f'\nevaluation: {{metric: a, minimum: 1, command: "python e.py {end}"}}\n'
+    if said is None:
+        assert load_manifest_text(text, "m.yml").evaluation
+        return
+    with pytest.raises(ManifestInvalid) as caught:
+        load_manifest_text(text, "m.yml")
+    (issue,) = caught.value.issues
+    assert (issue.field, issue.message) == ("evaluation.command", said)
+    assert issue.line == len(text.splitlines()) and issue.fix.startswith("Close or complete it")
+
+
+@pytest.mark.parametrize(
     ("seed", "warned"),
     [
         ("9007199254740991", False),
