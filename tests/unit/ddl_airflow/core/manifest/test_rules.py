@@ -538,6 +538,28 @@ def test_the_command_of_the_evaluation_ends_as_that_of_the_training_may(
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        "18446744073709551616",
+        "18446744073709551617",
+        "100000000000000000000",
+        "-9223372036854775809",
+        "{default: 1, maximum: 18446744073709551617}",
+        "{default: 1, choices: [1, 18446744073709551617]}",
+    ],
+)
+def test_a_whole_number_that_no_run_could_be_given_is_refused(given: str) -> None:
+    text = (VALID / "folders.yml").read_text("utf-8") + f"\nparameters: {{seed: {given}}}\n"
+    with pytest.raises(ManifestInvalid) as caught:
+        load_manifest_text(text, "m.yml")
+    (issue,) = caught.value.issues
+    assert issue.field.startswith("parameters.seed.") and "in quotes, as text" in issue.fix
+    good = text.replace("18446744073709551617", "18446744073709551615")
+    if good != text:
+        load_manifest_text(good, "m.yml")
+
+
+@pytest.mark.parametrize(
     ("seed", "warned"),
     [
         ("9007199254740991", False),
