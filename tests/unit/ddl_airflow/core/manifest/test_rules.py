@@ -576,6 +576,23 @@ def test_a_whole_number_that_a_browser_rounds_is_warned_of(seed: str, warned: bo
     assert ("parameters.seed" in [one.field for one in warnings]) is warned
 
 
+@pytest.mark.parametrize(
+    ("given", "warned"),
+    [
+        ("retries: {delay: 24h}", []),
+        ("retries: {delay: 25h}", ["retries.delay"]),
+        ("retries: {delay: 2d, backoff: fixed}", []),
+        ("steps: {train: {delay: 25h}, transform: {delay: 1h}}", ["steps.train.delay"]),
+        ("retries: {backoff: fixed}\nsteps: {train: {delay: 25h}}", []),
+    ],
+)
+def test_a_pause_that_airflow_cuts_short_is_warned_of(given: str, warned: list[str]) -> None:
+    text = (VALID / "folders.yml").read_text("utf-8") + f"\n{given}\n"
+    found = [one for one in load_manifest_text(text, "m.yml").warnings if "24 h" in one.message]
+    assert [one.field for one in found] == warned
+    assert all("backoff: fixed" in one.fix for one in found)
+
+
 def test_what_no_parameter_says_of_secrets_is_not_in_the_digest() -> None:
     text = (VALID / "folders.yml").read_text("utf-8")
     digests = {
