@@ -104,7 +104,8 @@ def test_each_command_knows_where_a_manifest_lies(
     path.write_text(path.read_text().replace("./results", f"{tmp_path}/data"))
     code, out, err = call(*words, path.name)
     assert code == 1
-    assert f"{path.name}:12: training_results_reference.target: the results are the same place as" in out + err
+    wrong = "training_results_reference.target: the results are the same place as"
+    assert f"{path.name}:12: {wrong}" in out + err
     assert "schedule.assets[0]: is this training's own model" in out + err
     assert not (tmp_path / ".ddl-run").exists()
 
