@@ -11,6 +11,7 @@ from ddl_airflow.core.layout import EXPERIMENT
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.sections.launcher import Launcher
 from ddl_airflow.core.manifest.sections.launchers import launcher_kind, offered_kinds
+from ddl_airflow.core.manifest.values import LEAST_WHOLE, MOST_WHOLE
 from ddl_airflow.core.plan import Plan
 
 _RUN = "This run"
@@ -139,6 +140,9 @@ def _nodes(manifest: Manifest, steps: Plan) -> str:
 def _parameter(one: Any) -> Param:
     bounds = {"minimum": one.minimum, "maximum": one.maximum}
     schema: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
+    if one.type == "integer" and not one.choices:
+        # Airflow's processes can give each other no others: the task would get no parameters.
+        schema = {"minimum": LEAST_WHOLE, "maximum": MOST_WHOLE} | schema
     if one.choices:
         schema["enum"] = list(one.choices)
     # Airflow's form takes what is empty for null, and no field without a value that wants one.

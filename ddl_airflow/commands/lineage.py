@@ -34,7 +34,7 @@ from ddl_airflow.lineage.story import (
     described_run,
     described_training,
 )
-from ddl_airflow.storage.publication import publications
+from ddl_airflow.storage.publication import publications, results_in
 from ddl_airflow.storage.store import SUCCESS, ObjectStore
 
 # Trainings in one message.
@@ -401,9 +401,9 @@ def publication_at(uri: str) -> ObjectStore:
     store = open_place(uri)
     if store.exists(LINEAGE):
         return store
-    if there := publications(store):
+    listed = results_in(store)  # it may be the whole place, at the top of a disk
+    if there := publications(store, listed):
         return store.at(next(iter(there)))
-    listed = list(store.list())
     pointers = {f"{name}.json": name for name in (LATEST, PRODUCTION)}
     results, _, dag_id = uri.rpartition("/")
     found = [name for key, name in pointers.items() if any(one.key == key for one in listed)]

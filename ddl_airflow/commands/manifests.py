@@ -22,7 +22,7 @@ from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.folder import manifests_in, shared_dag_id
 from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.manifest.model import Manifest
-from ddl_airflow.core.manifest.rules import findings_beside
+from ddl_airflow.core.manifest.rules import issues_beside
 from ddl_airflow.core.manifest.schema import json_schema
 from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.core.scripts import CURE, will_train_apart
@@ -105,11 +105,7 @@ def _look(path: Path, compute: Mapping[str, Compute]) -> _Look:
         manifest = load_manifest(path, compute=compute)
     except ManifestError as error:
         return _Look(str(path), None, list(error.issues), [])
-    errors = [
-        ManifestIssue(manifest.line_of(found.field), *found)
-        for found in findings_beside(manifest, path.absolute().parent)
-    ]
-    errors += _in_commands(manifest)
+    errors = [*issues_beside(manifest, path.absolute().parent), *_in_commands(manifest)]
     return _Look(str(path), manifest, errors, [*manifest.warnings, *_apart(manifest)])
 
 

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ddl_airflow.commands.options import Commands, takes_compute, takes_workspace
-from ddl_airflow.core.errors import DdlError
+from ddl_airflow.core.errors import DdlError, ManifestInvalid
 from ddl_airflow.core.manifest.load import load_manifest
+from ddl_airflow.core.manifest.model import Manifest
+from ddl_airflow.core.manifest.rules import issues_beside
 from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.core.plan import StoreReference, plan
 from ddl_airflow.local_run import (
@@ -90,8 +92,21 @@ def _takes_settings(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _loaded(options: argparse.Namespace) -> Manifest:
+    """The manifest, of which all is said that ``validate`` and its DAG say of where it lies.
+
+    Raises:
+        ManifestError: it is wrong, or lies where it cannot.
+    """
+    path: Path = options.manifest
+    manifest = load_manifest(path, compute=compute_table(options.compute))
+    if issues := issues_beside(manifest, path.absolute().parent):
+        raise ManifestInvalid(manifest.source, issues)
+    return manifest
+
+
 def _run(options: argparse.Namespace) -> int:
-    manifest = load_manifest(options.manifest, compute=compute_table(options.compute))
+    manifest = _loaded(options)
     signal.signal(signal.SIGTERM, _interrupt)
     asked = Asked(
         Path(FOLDER),
@@ -116,7 +131,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    manifest = load_manifest(options.manifest, compute=compute_table(options.compute))
+    manifest = _loaded(options)
     if options.json:
         print(json.dumps(_plain(plan(manifest, options.manifest)), indent=2))
         return 0

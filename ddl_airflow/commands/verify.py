@@ -147,7 +147,7 @@ def _newest(place: ObjectStore) -> tuple[str, str]:
     What cleaning has withdrawn is none. Empty: there is none.
     """
     found: dict[str, dict[str, float]] = defaultdict(dict)
-    for obj in place.list():
+    for obj in results_in(place):
         name, _, key = obj.key.partition("/")
         if re.fullmatch(PUBLICATION, name):
             found[name][key] = obj.modified

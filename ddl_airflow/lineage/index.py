@@ -40,7 +40,7 @@ from ddl_airflow.lineage.production import (
 )
 from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.storage.publication import PUBLICATION, marker_of, published_at, results_in
-from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore
+from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore, check_keys
 
 SCHEMA = "ddl-airflow/index/1"
 FOLDER = "_lineage"
@@ -317,7 +317,10 @@ def _missed(
     ]
 
     def look(training_id: str) -> list[Summary | None]:
-        there = _marked(store, training_id)
+        try:
+            there = _marked(store, training_id)
+        except StagingError:  # it stays unknown, so it is looked at again
+            return []
         return [_of_record(store, publication, marked) for publication, marked in there.items()]
 
     with ThreadPoolExecutor(_READERS) as pool:
@@ -338,21 +341,36 @@ def _begun(
         try:
             note = json.loads(place.read_bytes(key))
             training_id, at = str(note["begun"]), float(note["at"])
+            training_id = training_id if _may_be_a_name(training_id) else ""
         except SourceMissing:  # ended meanwhile
             continue
         except DAMAGED:  # others may write there, too
             training_id, at = "", 0.0
-        there = _marked(store, training_id) if training_id else {}
+        try:
+            there = _marked(store, training_id) if training_id else {}
+        except StagingError:  # what there is may be seen the next time, by this note
+            continue
+        is_put = True
         for publication, marked in there.items():
             one = None if publication in known else _of_record(store, publication, marked)
             if one is not None:
                 found[publication] = one
-                with suppress(StagingError):  # it may be another's to write there
+                try:
                     _put(store, one)
-        if time.time() - at > _BEGUN_S:
+                except StagingError:  # it may be another's to write there
+                    is_put = False
+        if is_put and time.time() - at > _BEGUN_S:
             with suppress(StagingError):
                 place.delete([key])
     return found
+
+
+def _may_be_a_name(training_id: str) -> bool:
+    try:
+        check_keys([training_id], "")
+    except StagingError:
+        return False
+    return True
 
 
 def _put(store: ObjectStore, one: Summary) -> None:
@@ -458,14 +476,18 @@ def _marked(store: ObjectStore, training_id: str = "") -> dict[str, float]:
 
     What cleaning has withdrawn is among it: its files are there for two more days, and after that
     the index alone knows what it was.
+
+    Raises:
+        StagingError: as ``ObjectStore.list``. Only that there is nothing yet is no error: what was
+            not seen for another reason may be there, and notes of it have to stay.
     """
     prefix = f"{training_id}/" if training_id else ""
     marked: dict[str, float] = {}
     recorded: set[str] = set()
     try:
         listed = store.at(training_id).list() if training_id else results_in(store)
-    except StagingError:
-        if training_id:  # nothing yet, or a name that none has
+    except SourceMissing:
+        if training_id:  # nothing yet
             return {}
         raise
     for obj in listed:

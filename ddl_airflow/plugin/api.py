@@ -150,7 +150,7 @@ def app() -> FastAPI:
     @api.get("/about/{dag_id}/{run_id:path}", dependencies=[may_read])
     def about(dag_id: str, run_id: str) -> JSONResponse:
         layout = _layout(dag_id, run_id)
-        record = read_record(layout)
+        record = read_record(layout, lineages)
         return _answer(
             {
                 "training_id": layout.training_id,

@@ -159,7 +159,8 @@ def read_graph(
         why the pointers are not known, or empty; ``pending``: whether they may be soon.
         ``production``: the pointer, or null. ``results``: where its DAG publishes, or empty.
     """
-    record, files = read_record(layout), files or Unchanged()
+    files = files or Unchanged()
+    record = read_record(layout, files)
     too_large = False
     with suppress(FileRefused, OSError):
         lineage = layout.kept / LINEAGE

@@ -56,12 +56,37 @@ _SHOWN = {
 }
 
 
-def read_record(layout: RunLayout) -> dict[str, Any]:
-    """The training's record, whole or so far; empty if there is none."""
-    for name in (SO_FAR, LINEAGE):
-        with suppress(FileRefused, OSError):
-            return read_object(layout.kept / name, layout.workspace)
+def read_record(layout: RunLayout, files: Unchanged | None = None) -> dict[str, Any]:
+    """The training's record so far; of an earlier version of ours, which kept none, the whole one.
+
+    Empty if there is none, or it is damaged. The whole one does not stand in for one that cannot
+    be read: it is of what was published, and the run may have been cleared since.
+
+    Args:
+        layout: the run's.
+        files: what was read of the whole one before.
+
+    Raises:
+        OSError: it is there, and cannot be read now.
+    """
+    with suppress(FileRefused):
+        try:
+            return read_object(layout.kept / SO_FAR, layout.workspace)
+        except FileNotFoundError:
+            pass
+        with suppress(FileNotFoundError):
+            files = files or Unchanged()
+            return files.read(layout.kept / LINEAGE, layout.workspace, _without_listings)
     return {}
+
+
+def _without_listings(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record without its two parts that may be long, of which the page shows none."""
+    told = dict(record)
+    for section, name in (("dataset", "listing"), ("result", "files")):
+        if isinstance(said := told.get(section), Mapping):
+            told[section] = {key: value for key, value in said.items() if key != name}
+    return told
 
 
 def facts(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -188,17 +188,65 @@ def _write(writer: BinaryIO, body: bytes) -> None:
 
 def _share(file: int, folder: int) -> None:
     """Gives a new file to those who may replace what is in the folder, whatever the umask."""
-    above, found = os.fstat(folder), os.fstat(file)
+    mode = os.fstat(folder).st_mode
+    wanted = 0 if mode & stat.S_ISVTX else mode & (stat.S_IWGRP | stat.S_IWOTH)
+    _give(file, folder, wanted | wanted << 1)  # to read it, too
+
+
+def _share_folder(made: int, folder: int) -> None:
+    """Opens a new folder to those to whom the one that it is in is open, whatever the umask."""
+    mode = os.fstat(folder).st_mode
+    wanted = mode & (stat.S_IRWXG | stat.S_IRWXO)
+    if mode & stat.S_ISVTX:  # there each may remove no more than what is their own
+        wanted &= ~(stat.S_IWGRP | stat.S_IWOTH)
+    _give(made, folder, wanted)
+
+
+def _give(made: int, folder: int, wanted: int) -> None:
+    """Gives what is new to owner and group of the folder, as far as that is permitted.
+
+    Args:
+        made: its descriptor.
+        folder: the descriptor of the folder that it is in.
+        wanted: bits of its mode, for group and others.
+    """
+    above, found = os.fstat(folder), os.fstat(made)
     if found.st_uid != os.geteuid():
         return
-    wanted = above.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    wanted |= wanted << 1  # to read it
-    if not above.st_mode & stat.S_ISVTX and wanted & ~found.st_mode:
+    if found.st_gid != above.st_gid:
+        try:
+            os.fchown(made, -1, above.st_gid)
+        except OSError:  # another group is none but others, and no less
+            wanted &= stat.S_IRWXO
+            wanted |= wanted << 3
+    if wanted & ~found.st_mode:
         with suppress(OSError):
-            os.fchmod(file, stat.S_IMODE(found.st_mode) | wanted)
+            os.fchmod(made, stat.S_IMODE(found.st_mode) | wanted)
     if found.st_uid != above.st_uid:
         with suppress(OSError):  # only root may give what it has made to the folder's owner
-            os.fchown(file, above.st_uid, -1)
+            os.fchown(made, above.st_uid, -1)
+
+
+def _make_folder(name: str, folder: int) -> None:
+    """Makes a folder in another one, which is seen once it has its rights: from these the files
+    that others put there meanwhile have theirs.
+    """
+    part = PART_PREFIX + uuid.uuid4().hex
+    os.mkdir(part, dir_fd=folder)
+    try:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        made = os.open(part, flags, dir_fd=folder)
+        try:
+            _share_folder(made, folder)
+        finally:
+            os.close(made)
+        # Takes the place of an empty one that another process has just made: see _made_in.
+        os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:  # it is there; or the file system renames no folders
+        with suppress(FileNotFoundError):
+            os.rmdir(part, dir_fd=folder)
+        with suppress(FileExistsError):
+            os.mkdir(name, dir_fd=folder)
 
 
 def _keep_access(file: int, name: str, folder: int) -> None:
@@ -467,13 +515,16 @@ class FolderStore:
         flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
         folder = os.open(path.anchor if make else path, flags)
         try:
-            for part in path.parts[1:] if make else ():
+            for depth, part in enumerate(path.parts[1:] if make else (), 2):
                 try:
                     deeper = os.open(part, flags, dir_fd=folder)
                 except FileNotFoundError:
                     self._check_within(path, place_of(folder) / part)
-                    with suppress(FileExistsError):
-                        os.mkdir(part, dir_fd=folder)
+                    if depth > len(self.path.parts):
+                        _make_folder(part, folder)
+                    else:  # the place itself is whose it is who makes it
+                        with suppress(FileExistsError):
+                            os.mkdir(part, dir_fd=folder)
                     deeper = os.open(part, flags, dir_fd=folder)
                 os.close(folder)
                 folder = deeper
@@ -743,6 +794,9 @@ class FolderStore:
 
     def discard(self, one: Unfinished) -> None:
         """Removes the file, and the folders inside the store that become empty."""
+        path = self._path(one.key)
+        with os_errors(path):
+            self._removed(path)  # if it is a folder that was being made
         self.delete([one.key])
 
 

@@ -237,9 +237,16 @@ def _warn_of_private(place: str) -> None:
     )
 
 
-def publications(target: ObjectStore) -> dict[str, dict[str, Any]]:
-    """What was published under a prefix and has its marker: name -> marker, the newest first."""
-    return _marked(target, _listed(target))
+def publications(
+    target: ObjectStore, listed: Iterable[StoredObject] | None = None
+) -> dict[str, dict[str, Any]]:
+    """What was published under a prefix and has its marker: name -> marker, the newest first.
+
+    Args:
+        target: the prefix.
+        listed: its objects, for who has them already.
+    """
+    return _marked(target, _listed(target) if listed is None else listed)
 
 
 def _listed(target: ObjectStore) -> list[StoredObject]:

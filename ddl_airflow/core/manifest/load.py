@@ -380,7 +380,7 @@ def _words(
         bound = f"at least {ctx['ge']}" if "ge" in ctx else f"at most {ctx['le']}"
         return f"is {shown}, wanted {bound}", for_example
     if kind == "value_error":
-        return str(ctx["error"]), for_example
+        return str(ctx["error"]), getattr(ctx["error"], "fix", for_example)
     return f"is {shown}, wanted {_WANTED.get(kind, kind)}", for_example
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddl_airflow.core.errors import ManifestIssue
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections import (
     checkpoints,
@@ -58,6 +59,12 @@ def findings_beside(manifest: Manifest, folder: Path) -> Findings:
     if manifest.schedule is not None and manifest.schedule.assets:
         models = f"{results.store.uri(results.place, folder)}/{manifest.dag_id}"
         yield from schedule.assets_are_of_others(manifest.schedule, models)
+
+
+def issues_beside(manifest: Manifest, folder: Path) -> list[ManifestIssue]:
+    """``findings_beside`` with their lines, for all who look at a manifest's file."""
+    found = findings_beside(manifest, folder)
+    return [ManifestIssue(manifest.line_of(one.field), *one) for one in found]
 
 
 @_rule("code")

@@ -24,6 +24,8 @@ from ddl_airflow.core.units import parse_duration
 
 _TRUTHS = ("true", "True", "TRUE", "false", "False", "FALSE")
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+# Such as a seed. What Airflow's processes say to each other has no other whole numbers.
+LEAST_WHOLE, MOST_WHOLE = -(2**63), 2**64 - 1
 _MOMENT = "[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2})?)?"
 
 
@@ -40,6 +42,22 @@ _SECRET_ENDS = tuple(
     for name in ("secret", "token", "password", "passwd", "pwd", "credential", "credentials", "key")
     for more in ("", "id", "_id", "-id")
 )
+
+
+class Unusable(ValueError):
+    """A value for which there is something better to write than the field's example.
+
+    Args:
+        message: what is wrong with it.
+        fix: what to write instead; a sentence with its full stop.
+    """
+
+    def __init__(self, message: str, fix: str) -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
+_TOO_LONG = "Write it in quotes, as text; or with an exponent, such as 1e20, if it may be rounded."
 
 
 def _may_have_written_secret(text: str) -> bool:
@@ -127,10 +145,12 @@ def _value(value: Any) -> bool | int | float | str:
             number = float(value)
             if math.isinf(number):
                 raise ValueError("is no number that a computer can hold")
-            if re.fullmatch("[+-]?[0-9]+", value) and int(number) != int(value):
-                whole = int(value)
-                # Such as a seed. What Airflow's processes say to each other has no larger ones.
-                return whole if -(2**63) <= whole < 2**64 else number
+            if re.fullmatch("[+-]?[0-9]+", value):
+                if not LEAST_WHOLE <= int(value) <= MOST_WHOLE:
+                    message = f"is {value[:40]}, a whole number of more than 64 bits"
+                    raise Unusable(message, _TOO_LONG)
+                if int(number) != int(value):
+                    return int(value)
             return number
     if isinstance(value, str):
         tidy: str = _tidy(value)
@@ -146,7 +166,12 @@ def _argument(value: Any) -> Any:
 
 def number(value: Any) -> Any:
     """Validates a number; ValueError for anything else."""
-    number = _value(value) if isinstance(value, Plain) else value
+    number = value
+    if isinstance(value, Plain):
+        try:
+            number = _value(value)
+        except Unusable:  # where a fraction is wanted it is the one that is nearest
+            number = float(value)
     if isinstance(number, bool) or not isinstance(number, (int, float)):
         raise ValueError("is not a number")
     return number

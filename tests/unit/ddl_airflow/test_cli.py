@@ -91,15 +91,23 @@ def test_a_folder_stands_for_its_manifests_and_one_id_is_for_one_of_them(
     assert (code, out) == (2, "") and "there is no manifest below" in err
 
 
-def test_validate_knows_where_a_manifest_lies(call, tmp_path, write_manifest):
+@pytest.mark.parametrize(
+    "words", [["validate"], ["run", "--dry-run"], ["plan"], ["plan", "--json"]], ids=" ".join
+)
+def test_each_command_knows_where_a_manifest_lies(
+    call, tmp_path, write_manifest, monkeypatch, words
+):
+    monkeypatch.chdir(tmp_path)
     path = write_manifest(
         tmp_path, more=f"schedule: {{assets: ['file://{tmp_path}/data/small']}}\n"
     )
     path.write_text(path.read_text().replace("./results", f"{tmp_path}/data"))
-    code, out, err = call("validate", path)
+    code, out, err = call(*words, path.name)
     assert code == 1
-    assert "training_results_reference.target: the results are the same place as" in out + err
+    wrong = "training_results_reference.target: the results are the same place as"
+    assert f"{path.name}:12: {wrong}" in out + err
     assert "schedule.assets[0]: is this training's own model" in out + err
+    assert not (tmp_path / ".ddl-run").exists()
 
 
 def test_a_command_that_stage_data_would_refuse_is_an_error(

@@ -136,6 +136,24 @@ def test_what_it_does_not_allow_is_refused_by_airflow(fields, conf):
         fields.validate()
 
 
+@pytest.mark.parametrize("seed", ["1", "{default: 1, minimum: 0}", "{default: 1, maximum: 9}"])
+def test_a_whole_number_of_more_than_64_bits_is_refused_by_airflow(seed):
+    """Its processes can give each other no such number."""
+    path = FULL.with_name("folders.yml")
+    text = path.read_text("utf-8") + f"parameters: {{seed: {seed}}}\n"
+    manifest = load_manifest_text(text, "m.yml")
+    for wrong in (2**64, -(2**63) - 1, float(2**64)):
+        fields = ParamsDict(form(manifest, plan(manifest, path)))
+        with pytest.raises(ParamValidationError):
+            fields.update({"seed": wrong})
+            fields.validate()
+    if seed == "1":
+        for good in (2**64 - 1, -(2**63)):
+            fields = ParamsDict(form(manifest, plan(manifest, path)))
+            fields.update({"seed": good})
+            assert fields.validate()["seed"] == good
+
+
 def test_experiment_is_asked_for_where_scripts_have_one():
     path = FULL.with_name("folders.yml")
     alone = load_manifest(path)

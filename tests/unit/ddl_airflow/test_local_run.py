@@ -338,6 +338,8 @@ def test_secrets_come_from_the_environment_and_are_nowhere_else(call, manifest, 
     [
         (["--set", "epochs=0"], "epochs is 0, beyond the minimum 1."),
         (["--set", "epoch=2"], "Did you mean epochs?"),
+        (["--set", f"epochs={2**64}"], f"epochs is {2**64}, wanted a whole number of at most 64"),
+        (["--set", f"rate={-(2**64)}"], f"rate is {-(2**64)}, wanted a number; a whole one of at"),
         (["--set", "nodes=none"], "nodes is 'none', wanted a whole number"),
         (["--set", "launcher=cluster"], "Use launcher=local."),
         (["--data", "nowhere"], "--data nowhere is no folder"),
@@ -345,7 +347,8 @@ def test_secrets_come_from_the_environment_and_are_nowhere_else(call, manifest, 
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_made(call, manifest, tmp_path, words, said):
-    more = "parameters: {epochs: {default: 2, minimum: 1}}\napproval: {required: true}\n"
+    more = "parameters: {epochs: {default: 2, minimum: 1}, rate: 0.1}\n"
+    more += "approval: {required: true}\n"
     done = call(manifest("print(1)", more=more), *words)
     assert (done.returncode, said in done.stderr) == (1, True), done.stderr
     assert not (tmp_path / ".ddl-run").exists()

@@ -195,6 +195,7 @@ def version_is_known(at: str, version: str) -> Findings:
 
 @_rule("model_definition.execution.command")
 def command_can_be_split(at: str, command: str) -> Findings:
+    """Also said of other commands, which a shell has to read to their end as well."""
     try:
         commands = split_commands(command)
     except ValueError as error:

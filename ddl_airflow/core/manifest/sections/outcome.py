@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections.base import Section
+from ddl_airflow.core.manifest.sections.definition import command_can_be_split
 from ddl_airflow.core.manifest.sections.places import leaves_its_folder
 from ddl_airflow.core.manifest.templates import command_findings
 from ddl_airflow.core.manifest.values import Checkpoint, Duration, Text, number, regex, truth
@@ -195,6 +196,12 @@ def evaluation_asks_for_what_can_be_measured(
     if source == "validation" and not metric.startswith("val_"):
         fix = f"Write metric: val_{metric[:40]}."
         yield Finding(field, "is validation, and those names begin with val_", fix)
+
+
+@_rule("evaluation")
+def command_of_evaluation_can_be_split(at: str, evaluation: Evaluation | None) -> Findings:
+    if evaluation is not None and evaluation.command:
+        yield from command_can_be_split(f"{at}.command", evaluation.command)
 
 
 @_rule("evaluation")

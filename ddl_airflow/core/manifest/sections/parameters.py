@@ -14,7 +14,14 @@ from ddl_airflow.core.manifest.document import child
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering, suggestion
 from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.templates import MAX_CHARACTERS
-from ddl_airflow.core.manifest.values import AnyText, Text, Value, truth
+from ddl_airflow.core.manifest.values import (
+    LEAST_WHOLE,
+    MOST_WHOLE,
+    AnyText,
+    Text,
+    Value,
+    truth,
+)
 from ddl_airflow.core.parameters import check_settings, text_of
 
 # Names in the trigger form that are ours.
@@ -122,6 +129,10 @@ def _value(name: str, one: Parameter, text: str) -> bool | int | float | str:
     kind, value = one.type, _read(one.type, text)
     if value is None:
         raise SettingInvalid(f"{name} is {ascii(text[:60])}, wanted {_WORDS[kind]}.")
+    if type(value) is int and not LEAST_WHOLE <= value <= MOST_WHOLE:
+        # As a trigger form says it: a run by hand is to be one that Airflow could do.
+        more = " of at most 64 bits" if kind == "integer" else "; a whole one of at most 64 bits"
+        raise SettingInvalid(f"{name} is {text[:60]}, wanted {_WORDS[kind]}{more}.")
     if one.choices and value not in one.choices:
         known = " or ".join(map(text_of, one.choices))
         raise SettingInvalid(f"{name} is {ascii(text[:60])}, wanted {known}.")

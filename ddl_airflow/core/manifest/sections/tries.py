@@ -12,6 +12,8 @@ from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.sections.outcome import Approval, Evaluation
 from ddl_airflow.core.manifest.values import Duration, Whole
 
+# The longest pause of Airflow's that doubles, unless its [core] max_task_retry_delay says another.
+_MOST_DOUBLED = timedelta(hours=24)
 RULES: list[Rule] = []
 _rule = registering(RULES)
 
@@ -79,3 +81,17 @@ def steps_are_there_and_have_time(
         if step.timeout is not None and step.timeout <= timedelta(0):
             fix = "Write for example 12h, or delete it for no limit."
             yield Finding(f"{at}.{name}.timeout", "leaves no time at all", fix)
+
+
+@_rule("retries", "steps", warning=True)
+def pauses_are_not_cut_short(at: str, retries: Retries, steps: Steps) -> Findings:
+    if retries.backoff == "fixed":
+        return
+    given = {"retries.delay": retries.delay} | {f"{at}.{name}.delay": s.delay for name, s in steps}
+    for field, delay in given.items():
+        if delay is not None and delay > _MOST_DOUBLED:
+            message = (
+                "is more than 24 h, after which Airflow tries again where pauses double, unless "
+                "its [core] max_task_retry_delay is longer"
+            )
+            yield Finding(field, message, "Write at most 24h, or retries.backoff: fixed.")

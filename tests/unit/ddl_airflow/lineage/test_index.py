@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ddl_airflow.core.errors import AccessDenied
+from ddl_airflow.core.errors import AccessDenied, StagingError
 from ddl_airflow.lineage import index
 from ddl_airflow.lineage.index import add, begin, begun_key, mark_removed, read_index
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
@@ -183,6 +183,71 @@ def test_what_a_training_published_before_its_upload_died_is_known_once_it_publi
     assert not [key for key in new(store) if "begun" in key]
     store.delete([f"{first}/lineage.json"])
     assert set(known(store)) == {first, second}  # it is in the index
+
+
+@pytest.fixture
+def fails(monkeypatch):
+    """fails(name, error): until it is called again, what is called so of a training does."""
+    failing = {}
+
+    def failed(name, do):
+        def call(self, *words):
+            # A call of the index's own is of no training.
+            if name in failing and "a" * 32 in f"{self.uri}{words}":
+                raise failing[name]
+            return do(self, *words)
+
+        return call
+
+    for name in ("list", "put_bytes"):
+        monkeypatch.setattr(FolderStore, name, failed(name, getattr(FolderStore, name)))
+
+    def fail(name, error=None):
+        failing.clear()
+        if error is not None:
+            failing[name] = error
+
+    return fail
+
+
+PASSING = (StagingError("the store does not answer"), AccessDenied("the keys have expired"))
+
+
+@pytest.mark.parametrize("error", PASSING, ids=["away", "refused"])
+def test_the_note_of_an_upload_that_died_stays_while_nobody_can_look(store, fails, error):
+    training = "digits-manual-" + "a" * 32
+    first, second = (f"{training}/{n:016x}-00000000" for n in (1, 2))
+    read_index(store)
+    begin(store, training)
+    publish_at(store, first)  # and the worker is killed
+    publish_at(store, second)
+    fails("list", error)
+    with pytest.raises(type(error)):
+        add(store, json.loads(store.read_bytes(f"{second}/lineage.json")), second)
+    assert begun_key(training) in new(store)
+    fails("list")
+    assert set(known(store)) == {first, second}
+
+
+@pytest.mark.parametrize("error", PASSING, ids=["away", "refused"])
+@pytest.mark.parametrize("name", ["list", "put_bytes"])
+def test_an_old_note_stays_while_nobody_can_look_or_write(store, fails, name, error):
+    training = "digits-manual-" + "a" * 32
+    first, second = (f"{training}/{n:016x}-00000000" for n in (1, 2))
+    publish_at(store, first)
+    assert known(store) == [first]
+    body = json.dumps({"begun": training, "at": time.time() - 8 * 86400}).encode()
+    store.put_bytes(begun_key(training), body)
+    none = {"begun": "../x", "at": time.time() - 8 * 86400}
+    store.put_bytes("_lineage/new/none-begun.json", json.dumps(none).encode())
+    publish_at(store, second)
+    fails(name, error)
+    assert set(known(store)) <= {first, second}
+    assert new(store) == [begun_key(training)]
+    fails(name)
+    assert set(known(store)) == {first, second}
+    assert begun_key(training) not in new(store)
+    assert set(known(store)) == {first, second}
 
 
 def test_who_may_only_read_finds_such_a_publication_too(store, monkeypatch):

@@ -493,10 +493,22 @@ def test_a_private_folder_beside_the_trainings_is_passed_over_and_named(
             assert cli.main([*words, str(disk)]) == 0, capsys.readouterr().err
         cli.main(["production", str(disk)])
         assert "Name one, as" in capsys.readouterr().err
+        for words in (["lineage"], ["lineage", "diff", str(disk)], ["rerun"]):
+            assert cli.main([*words, disk.as_uri()]) == 1
+            assert "is of several trainings. Name one, as" in capsys.readouterr().err
         assert cli.main(["clean", "--results", disk.as_uri()]) == 0, capsys.readouterr().err
     assert not (disk / LEFT).exists()
     (said,) = (one.getMessage() for one in caplog.records if "lost+found" in one.getMessage())
     assert said.startswith(f"{disk.as_uri()}/lost+found is passed over: it may not be read")
+
+
+def test_nothing_but_a_private_folder_is_no_publication(trainer, capsys):
+    place = trainer.place / "results"
+    (place / "lost+found").mkdir(mode=0o700, parents=True)
+    with trainer.acting():
+        for word in ("lineage", "verify"):
+            assert cli.main([word, place.as_uri()]) == 1
+            assert "nothing was published there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["digits", "_lineage", os.path.dirname(LEFT), f"{LEFT}/model"])

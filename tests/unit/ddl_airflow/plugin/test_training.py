@@ -317,6 +317,51 @@ def test_a_lineage_that_has_not_changed_is_not_read_again(layout, monkeypatch):
     assert len(lineages) == 1 and "images" not in str(kept)
 
 
+def test_a_whole_record_is_read_where_there_is_no_other_and_once(layout, monkeypatch):
+    """An earlier version of ours wrote no other; and the page asks every 2 seconds."""
+    from ddl_airflow.plugin import graph
+
+    read, looked = unchanged.read_object, []
+
+    def counted(path, *limits):
+        looked.extend([path] if path.name == "lineage.json" else [])
+        return read(path, *limits)
+
+    for module in (training, unchanged):
+        monkeypatch.setattr(module, "read_object", counted)
+    listing = [{"key": f"{n}.png", "size": 1} for n in range(1000)]
+    whole = {
+        "dataset": {"uri": "s3://b/d", "listing": listing},
+        "run": {"run_id": "run", "experiment": "wide"},
+        "result": {"metrics": {"loss": 0.5}, "files": [{"key": f"{n}"} for n in range(600)]},
+    }
+    path = layout.kept / "lineage.json"
+    path.write_text(json.dumps(whole))
+    os.utime(path, (1, 1))
+    files = Unchanged()
+    for _ in range(2):
+        record = training.read_record(layout, files)
+        assert facts(record)["result"] == {"metrics": {"loss": 0.5}}
+        assert record["run"] == whole["run"] and record["dataset"] == {"uri": "s3://b/d"}
+    assert len(looked) == 1
+    assert graph.read_graph(layout, graph.Pointers(), files)["nodes"]
+    assert len(looked) == 2  # of which it draws other parts
+    graph.read_graph(layout, graph.Pointers(), files)
+    assert len(looked) == 2
+
+
+@pytest.mark.parametrize("text", ["", "[]", None], ids=["empty", "a list", "a link"])
+def test_what_was_published_before_stands_for_no_record_that_cannot_be_read(layout, text):
+    """The run was cleared since, and has failed."""
+    (layout.kept / "lineage.json").write_text('{"run": {"run_id": "run"}}')
+    path = layout.kept / "record.json"
+    if text is None:
+        path.symlink_to("lineage.json")
+    else:
+        path.write_text(text)
+    assert training.read_record(layout) == {}
+
+
 def test_what_each_rank_takes_of_its_host(layout):
     told = {"t": 110.0, "cores": 1.9, "cpu_s": 15.0, "memory": 2 << 20, "peak": 3 << 20}
     of_gpu = {"gpu": 97.5, "gpu_average": 88.0, "gpu_memory": 5 << 30, "gpu_peak": 6 << 30}
@@ -701,6 +746,29 @@ def test_where_there_is_no_workspace_it_is_said(workspace, client):
     for path in ("/trainings", "/about/digits/run"):
         said = client.get(path).json()["no_workspace"]
         assert str(workspace) in said and "[ddl] workspace" in said
+
+
+def test_a_passing_error_of_a_record_shows_nothing_that_was_before(
+    workspace, client, trainings, monkeypatch
+):
+    made = kept(workspace, "a", "r", {"state": "failed", "step": "train"})
+    whole = json.loads((made.kept / "record.json").read_text())
+    del whole["outcome"]
+    (made.kept / "lineage.json").write_text(json.dumps(whole))
+    read, stale = training.read_object, [True]
+
+    def passing(path, *limits):
+        if path.name == "record.json" and stale:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return read(path, *limits)
+
+    monkeypatch.setattr(training, "read_object", passing)
+    assert trainings() == []
+    said = client.get("/about/a/r")
+    assert said.status_code == 503 and "record.json" in said.json()["detail"]
+    stale.clear()
+    assert [line["state"] for line in trainings()] == ["failed"]
+    assert client.get("/about/a/r").json()["state"] == "failed"
 
 
 def test_a_training_that_says_nonsense_takes_none_of_the_others(workspace, client):

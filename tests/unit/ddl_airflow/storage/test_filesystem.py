@@ -31,6 +31,7 @@ from ddl_airflow.storage.filesystem import (
     os_errors,
     paths_below,
 )
+from ddl_airflow.storage.store import PART_PREFIX
 from tests.limits import within
 
 
@@ -286,6 +287,88 @@ def test_a_new_file_may_be_read_by_those_who_may_replace_it(tmp_path):
         store.put_bytes("index", b"1")
     for name in ("latest.json", "index"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o660
+
+
+@pytest.mark.parametrize(
+    ("above", "mask", "folders", "file"),
+    [
+        (0o2775, 0o077, 0o2775, 0o660),
+        (0o2770, 0o027, 0o2770, 0o660),
+        (0o755, 0o077, 0o755, 0o600),
+        (0o1777, 0o077, 0o755, 0o600),  # there each may remove no more than what is their own
+        (0o700, 0o022, 0o755, 0o644),
+    ],
+)
+def test_new_folders_are_open_to_those_to_whom_the_one_above_is(
+    tmp_path, above, mask, folders, file
+):
+    (results := tmp_path / "results").mkdir()
+    results.chmod(above)
+    with umask(mask):
+        FolderStore(results).at("training/publication").put_bytes("model/graph", b"1")
+    made = [one for one in results.rglob("*") if one.is_dir()]
+    assert len(made) == 3 and {stat.S_IMODE(one.stat().st_mode) for one in made} == {folders}
+    assert stat.S_IMODE((made[-1] / "graph").stat().st_mode) == file
+    assert sorted(one.name for one in results.rglob("*")) == [
+        *("graph", "model", "publication", "training")
+    ]
+
+
+def test_the_place_itself_is_made_as_the_umask_has_it(tmp_path):
+    tmp_path.chmod(0o755)
+    with umask(0o077):
+        FolderStore(tmp_path / "made" / "results").put_bytes("x", b"1")
+    for made in (tmp_path / "made", tmp_path / "made" / "results"):
+        assert stat.S_IMODE(made.stat().st_mode) == 0o700
+
+
+def test_files_of_all_threads_are_shared_by_a_group(tmp_path):
+    """A folder is seen once it has its rights, from which its files have theirs."""
+    tmp_path.chmod(0o2775)
+    store = FolderStore(tmp_path)
+    keys = [f"{number}/{file}" for number in range(60) for file in range(8)]
+    with umask(0o077), ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda key: store.put_bytes(key, b"1"), keys))
+    assert [one.key for one in store.list()] == sorted(keys)
+    assert {stat.S_IMODE((tmp_path / key).stat().st_mode) for key in keys} == {0o660}
+
+
+def test_a_folder_that_was_being_made_is_unfinished(tmp_path):
+    left = tmp_path / "training" / f"{PART_PREFIX}{'0' * 32}"
+    left.mkdir(parents=True)
+    store = FolderStore(tmp_path)
+    (one,) = store.unfinished()
+    store.discard(one)
+    assert not left.parent.exists()
+
+
+def test_what_root_publishes_locks_nobody_out(trainer):
+    """``sudo ddl-airflow run --publish``, where each root has the umask 077."""
+    (results := trainer.place / "results").mkdir()
+    os.chown(results, trainer.uid, trainer.gid)
+    results.chmod(0o770)
+    with umask(0o077):
+        FolderStore(results).at("training").put_bytes("model/graph", b"1")
+    for one in results.rglob("*"):
+        found = one.stat()
+        assert (found.st_uid, found.st_gid) == (trainer.uid, trainer.gid)
+        assert stat.S_IMODE(found.st_mode) == (0o770 if one.is_dir() else 0o660)
+    with trainer.acting():
+        store = FolderStore(results)
+        assert store.read_bytes("training/model/graph") == b"1"
+        store.delete(["training/model/graph"])
+    assert not list(results.iterdir())
+
+
+@pytest.mark.parametrize(("above", "folder"), [(0o777, 0o777), (0o707, 0o777), (0o1777, 0o755)])
+def test_what_a_folders_group_may_is_not_given_to_another_group(trainer, above, folder):
+    """Who publishes is not in the group of the place, and so cannot give it anything."""
+    (results := trainer.place / "results").mkdir()
+    results.chmod(above)
+    with trainer.acting(), umask(0o077):
+        FolderStore(results).put_bytes("made/x", b"1")
+    found = (results / "made").stat()
+    assert (found.st_gid, stat.S_IMODE(found.st_mode)) == (trainer.gid, folder)
 
 
 def test_roots_rollback_locks_nobody_out(trainer):

@@ -511,6 +511,55 @@ def test_a_parameter_that_is_named_like_a_secret_is_warned_of(
 
 
 @pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("|", "ends in |"),
+        ("||", "ends in ||"),
+        ("&&", "ends in &&"),
+        ("|&", "ends in |&"),
+        ("| # tee log", "ends in |"),
+        ("'", "has a ' that never closes"),
+        (">| log", None),
+    ],
+)
+def test_the_command_of_the_evaluation_ends_as_that_of_the_training_may(
+    end: str, said: str | None
+) -> None:
+    text = (VALID / "folders.yml").read_text("utf-8")
+    text += f'\nevaluation: {{metric: a, minimum: 1, command: "python e.py {end}"}}\n'
+    if said is None:
+        assert load_manifest_text(text, "m.yml").evaluation
+        return
+    with pytest.raises(ManifestInvalid) as caught:
+        load_manifest_text(text, "m.yml")
+    (issue,) = caught.value.issues
+    assert (issue.field, issue.message) == ("evaluation.command", said)
+    assert issue.line == len(text.splitlines()) and issue.fix.startswith("Close or complete it")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "18446744073709551616",
+        "18446744073709551617",
+        "100000000000000000000",
+        "-9223372036854775809",
+        "{default: 1, maximum: 18446744073709551617}",
+        "{default: 1, choices: [1, 18446744073709551617]}",
+    ],
+)
+def test_a_whole_number_that_no_run_could_be_given_is_refused(given: str) -> None:
+    text = (VALID / "folders.yml").read_text("utf-8") + f"\nparameters: {{seed: {given}}}\n"
+    with pytest.raises(ManifestInvalid) as caught:
+        load_manifest_text(text, "m.yml")
+    (issue,) = caught.value.issues
+    assert issue.field.startswith("parameters.seed.") and "in quotes, as text" in issue.fix
+    good = text.replace("18446744073709551617", "18446744073709551615")
+    if good != text:
+        load_manifest_text(good, "m.yml")
+
+
+@pytest.mark.parametrize(
     ("seed", "warned"),
     [
         ("9007199254740991", False),
@@ -525,6 +574,23 @@ def test_a_whole_number_that_a_browser_rounds_is_warned_of(seed: str, warned: bo
     text = (VALID / "folders.yml").read_text("utf-8") + f"\nparameters: {{seed: {seed}}}\n"
     warnings = load_manifest_text(text, "m.yml").warnings
     assert ("parameters.seed" in [one.field for one in warnings]) is warned
+
+
+@pytest.mark.parametrize(
+    ("given", "warned"),
+    [
+        ("retries: {delay: 24h}", []),
+        ("retries: {delay: 25h}", ["retries.delay"]),
+        ("retries: {delay: 2d, backoff: fixed}", []),
+        ("steps: {train: {delay: 25h}, transform: {delay: 1h}}", ["steps.train.delay"]),
+        ("retries: {backoff: fixed}\nsteps: {train: {delay: 25h}}", []),
+    ],
+)
+def test_a_pause_that_airflow_cuts_short_is_warned_of(given: str, warned: list[str]) -> None:
+    text = (VALID / "folders.yml").read_text("utf-8") + f"\n{given}\n"
+    found = [one for one in load_manifest_text(text, "m.yml").warnings if "24 h" in one.message]
+    assert [one.field for one in found] == warned
+    assert all("backoff: fixed" in one.fix for one in found)
 
 
 def test_what_no_parameter_says_of_secrets_is_not_in_the_digest() -> None:

@@ -53,14 +53,25 @@ def test_most_texts_are_not_searched(monkeypatch):
         *[(".5", 0.5), ("-.5", -0.5), ("+.5e3", 500.0), (".", "."), (".e3", ".e3")],
         ("12345678901234567890", 12345678901234567890),
         ("-9223372036854775807", -9223372036854775807),
-        ("100000000000000000000", 1e20),  # as ever: nothing of it is lost
-        ("1234567890123456789012", 1234567890123456789012.0),
+        ("18446744073709551615", 18446744073709551615),
+        ("1e20", 1e20),
     ],
 )
 def test_what_an_unquoted_value_of_open_type_is(written, read):
     value = values._value(Plain(written))
     assert (value, type(value)) == (read, type(read))
     assert values._value(written) == written
+
+
+@pytest.mark.parametrize(
+    "written", ["18446744073709551616", "-9223372036854775809", "+100000000000000000000"]
+)
+def test_a_whole_number_of_more_than_64_bits_becomes_no_other(written):
+    with pytest.raises(ValueError, match="whole number of more than 64 bits"):
+        values._value(Plain(written))
+    assert values._value(written) == written
+    # A bound of an evaluation is a fraction in any case.
+    assert values.number(Plain(written)) == float(written)
 
 
 @pytest.mark.parametrize("text", ["\t", " ", ", ", " lead", "true ", "a\n", ""])
