@@ -38,7 +38,9 @@ def note_trained(pairs: Iterable[tuple[Any, Any]]) -> None:
     """An optimizer has averaged these gradients over all ranks, to apply them to the variables."""
     for gradient, variable in pairs:
         gradient = getattr(gradient, "values", gradient)
-        if isinstance(gradient, tf.Tensor) and not tf.executing_eagerly():
+        if not isinstance(gradient, tf.Tensor) or tf.executing_eagerly():
+            continue
+        if not gradient.graph.building_function:  # which no session runs
             of_graph = _trained.setdefault(gradient.graph, {})
             of_graph[gradient.op.name] = variable.op.name
 
