@@ -107,6 +107,164 @@ def test_without_a_complete_one_the_training_begins_anew(tf, folder, tmp_path):
     assert list(folder.iterdir()) == []
 
 
+def copied(folder: Path, name: str, written: int = 500) -> Path:
+    """m-9 under another name, as if it had been saved under that."""
+    for path in folder.glob("m-9.*"):
+        shutil.copy(path, folder / path.name.replace("m-9", name, 1))
+    index = folder / f"{name}.index"
+    os.utime(index, (written, written))
+    return index
+
+
+def goes_on(tf, graph: Path, folder: Path, keep: int, steps: tuple[int, ...]) -> None:
+    """As TensorFlow 1's sessions and Estimators: restores what is noted, and saves."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        v1.train.import_meta_graph(str(graph))
+        saver = v1.train.Saver(max_to_keep=keep)
+        session, restored = v1.train.SessionManager().recover_session(
+            "", saver=saver, checkpoint_dir=str(folder)
+        )
+        with session:
+            assert restored
+            for step in steps:
+                saver.save(session, str(folder / "m"), global_step=step)
+
+
+def steps_in(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.index"))
+
+
+def test_a_saver_that_goes_on_removes_no_others(tf, saved, folder, tmp_path):
+    """Neither milestones (keep_checkpoint_every_n_hours) nor a second Saver's best."""
+    copied(folder, "m-5")
+    copied(folder, "best-90", 2000)
+    flip(folder / DATA, 500)
+    os.utime(folder / INDEX, (1000, 1000))
+    note = resume.leave_whole([folder], tmp_path / "aside")[-1]
+    assert note.endswith("and now names m-9")
+    goes_on(tf, saved / "m-9.meta", folder, 2, (11, 12, 13, 14))
+    assert steps_in(folder) == ["best-90", "m-13", "m-14", "m-5"]
+
+
+def test_a_milestone_that_is_gone_on_from_stays(tf, saved, folder, tmp_path):
+    copied(folder, "m-5")
+    copied(folder, "best-90", 2000)
+    goes_on(tf, saved / "m-9.meta", folder, 2, (11, 12))  # and m-9 and m-10 are removed
+    for path in folder.glob("m-1[12].data-*"):
+        cut(path, 0.5)
+    resume.leave_whole([folder], tmp_path / "aside")
+    assert tf.train.latest_checkpoint(str(folder)) == str(folder / "m-5")
+    goes_on(tf, saved / "m-9.meta", folder, 1, (21, 22))
+    assert steps_in(folder) == ["best-90", "m-22", "m-5"]
+
+
+def test_another_family_is_not_gone_on_from(tf, folder, tmp_path):
+    copied(folder, "best-90", 2000)
+    for path in folder.glob("m-*.data-*"):
+        cut(path, 0.5)
+    note = resume.leave_whole([folder], tmp_path / "aside")[-1]
+    assert "names what is not there: now in" in note
+    assert tf.train.latest_checkpoint(str(folder)) is None
+    assert steps_in(folder) == ["best-90"]
+
+
+def test_a_note_that_cannot_be_read_beside_links_to_nothing_goes(tf, folder, tmp_path):
+    kept = tmp_path / "result" / "kept"
+    kept.mkdir()
+    (kept / "last.index").symlink_to("../m-10.index")
+    (kept / "checkpoint").write_text("")
+    cut(folder / DATA, 0.5)
+    resume.leave_whole([folder], tmp_path / "aside")
+    assert tf.train.latest_checkpoint(str(kept)) is None
+    assert not (kept / "checkpoint").exists()
+
+
+def test_where_numbers_are_in_the_names_the_noted_one_decides(tf, folder, tmp_path):
+    """fold1 is read, though the newest of what is called alike is of fold2, and whole."""
+    saver = tf.compat.v1.train
+    for fold, step in ((1, 70), (1, 80), (1, 90), (2, 85)):
+        copied(folder, f"fold{fold}-{step}", 1000 + step)
+    names = [f"fold1-{step}" for step in (70, 80, 90)]
+    saver.update_checkpoint_state(str(folder), names[-1], all_model_checkpoint_paths=names)
+    for step in (80, 90):
+        cut(folder / f"fold1-{step}.data-00000-of-00001", 0.5)
+    resume.leave_whole([folder], tmp_path / "aside")
+    assert tf.train.latest_checkpoint(str(folder)) == str(folder / "fold1-70")
+    noted = tf.train.get_checkpoint_state(str(folder))
+    assert list(noted.all_model_checkpoint_paths) == [str(folder / "fold1-70")]
+
+
+@pytest.mark.parametrize(
+    ("names", "listed"),
+    [
+        (["first", "second", "last"], ["first", "second", "last"]),  # of one Saver
+        (["epoch1-1", "epoch2-2", "epoch3-3"], ["epoch3-3"]),  # of tf.train.Checkpoint.save
+    ],
+)
+def test_without_one_of_its_name_another_is_gone_on_from(tf, folder, tmp_path, names, listed):
+    """What the note has beside it, and what is called like it but for numbers."""
+    for written, name in enumerate(names):
+        copied(folder, name, 2000 + written)
+    copied(folder, "best-90", 3000)
+    tf.compat.v1.train.update_checkpoint_state(
+        str(folder), listed[-1], all_model_checkpoint_paths=listed
+    )
+    cut(folder / f"{names[-1]}.data-00000-of-00001", 0.5)
+    resume.leave_whole([folder], tmp_path / "aside")
+    assert tf.train.latest_checkpoint(str(folder)) == str(folder / names[1])
+
+
+@pytest.mark.parametrize("note", ["", "model_check"])
+def test_without_a_note_that_can_be_read_one_family_is_listed(tf, folder, tmp_path, note):
+    copied(folder, "best-90", 2000)
+    cut(folder / DATA, 0.5)
+    cut(keras_file(folder / "model-3.keras", 3000), 0.5)
+    (folder / "checkpoint").write_text(note)
+    resume.leave_whole([folder], tmp_path / "aside")
+    noted = tf.train.get_checkpoint_state(str(folder))
+    assert noted.model_checkpoint_path == str(folder / "m-9")
+    assert list(noted.all_model_checkpoint_paths) == [str(folder / "m-9")]
+
+
+def test_what_a_manager_keeps_by_time_is_kept(tf, tmp_path):
+    """tf.train.CheckpointManager goes by times in the note: without them it removes nothing."""
+    folder = tmp_path / "result"
+    checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))
+
+    def manager():
+        return tf.train.CheckpointManager(checkpoint, str(folder), max_to_keep=2)
+
+    first = manager()
+    for _ in range(3):
+        first.save()
+    cut(folder / "ckpt-3.data-00000-of-00001", 0.5)
+    before = tf.train.get_checkpoint_state(str(folder))
+    resume.leave_whole([folder], tmp_path / "aside")
+    after = tf.train.get_checkpoint_state(str(folder))
+    assert after.last_preserved_timestamp == before.last_preserved_timestamp
+    times = list(before.all_model_checkpoint_timestamps)
+    assert list(after.all_model_checkpoint_timestamps) == times[:1]
+    again = manager()
+    checkpoint.restore(again.latest_checkpoint)
+    for _ in range(2):
+        again.save()
+    assert steps_in(folder) == ["ckpt-3", "ckpt-4"]
+
+
+def test_a_note_of_another_place_lists_what_is_here(tf, folder, tmp_path):
+    """Of a folder that was moved since, by its whole path, as a Saver notes it by itself."""
+    noted = [f"/elsewhere/m-{step}" for step in (8, 9, 10)]
+    tf.compat.v1.train.update_checkpoint_state(
+        str(folder), noted[-1], all_model_checkpoint_paths=noted
+    )
+    copied(folder, "m-5")
+    resume.leave_whole([folder], tmp_path / "aside")
+    after = tf.train.get_checkpoint_state(str(folder))
+    assert after.model_checkpoint_path == str(folder / "m-10")
+    assert list(after.all_model_checkpoint_paths) == [str(folder / f"m-{n}") for n in (9, 10)]
+
+
 def keras_file(path: Path, written: int) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("model.weights.h5", path.name * 100)
