@@ -101,7 +101,9 @@ class _Look:
         if noted is not None and _is_there(noted.model_checkpoint_path):
             return
         place = folder / _STATE
-        found = {path for path in folder.glob("*.index") if _is_checkpoint(path)}
+        # Path.glob() finds nothing in a folder that cannot be read now.
+        names = [name for name in os.listdir(folder) if name.endswith(".index")]
+        found = {folder / name for name in names if _is_checkpoint(folder / name)}
         chosen = self.newest_whole(self._to_go_on_from(folder, noted, found))
         if chosen is None:
             _move(place, self._aside)
@@ -223,17 +225,36 @@ def _require_epoch(path: Path) -> None:
 
 def _require_tensors(prefix: Path) -> None:
     tf = _tensorflow()
+    # Of the index TensorFlow gives one error, whether its bytes are wrong or do not come. It is
+    # small; the data, which may be large, are read once.
+    Path(f"{prefix}.index").read_bytes()
     try:
         reader = tf.train.load_checkpoint(str(prefix))
+    except tf.errors.OpError as error:
+        raise CheckpointUnreadable(_first_line(error)) from error
+    # What is wrong in the data, or not there. All else is of the file system: EIO comes as Unknown,
+    # ESTALE as Aborted, ETIMEDOUT as DeadlineExceeded, EAGAIN as Unavailable.
+    damage = (
+        tf.errors.DataLossError,
+        tf.errors.OutOfRangeError,
+        tf.errors.NotFoundError,
+        tf.errors.InvalidArgumentError,
+    )
+    try:
         for name, dtype in reader.get_variable_to_dtype_map().items():
             tf.raw_ops.RestoreV2(
                 prefix=str(prefix), tensor_names=[name], shape_and_slices=[""], dtypes=[dtype]
             )
-    except (tf.errors.ResourceExhaustedError, tf.errors.PermissionDeniedError) as error:
-        raise OSError(f"{prefix}: cannot be read: {error.message}") from error
+    except damage as error:
+        raise CheckpointUnreadable(_first_line(error)) from error
     except tf.errors.OpError as error:
-        first = (error.message or type(error).__name__).splitlines()[0]
-        raise CheckpointUnreadable(re.sub(r"^\{\{.*?\}\} ", "", first)) from error
+        raise OSError(f"{prefix}: cannot be read: {_first_line(error)}") from error
+
+
+def _first_line(error: Any) -> str:
+    """Of what TensorFlow says, without the name of its function."""
+    first = (error.message or type(error).__name__).splitlines()[0]
+    return re.sub(r"^\{\{.*?\}\} ", "", first)
 
 
 def _move(path: Path, aside: Path) -> None:
@@ -270,6 +291,7 @@ def _put_back(weights: Path) -> bool:
 
 def _noted(folder: Path) -> Any | None:
     """What TensorFlow's note of the newest checkpoint says; None: it is cut short."""
+    (folder / _STATE).read_bytes()  # TensorFlow says the same of one that cannot be read now
     try:
         return _tensorflow().train.get_checkpoint_state(str(folder))
     except ValueError:

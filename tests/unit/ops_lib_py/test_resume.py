@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import zipfile
@@ -263,6 +264,52 @@ def test_a_note_of_another_place_lists_what_is_here(tf, folder, tmp_path):
     after = tf.train.get_checkpoint_state(str(folder))
     assert after.model_checkpoint_path == str(folder / "m-10")
     assert list(after.all_model_checkpoint_paths) == [str(folder / f"m-{n}") for n in (9, 10)]
+
+
+@pytest.mark.parametrize("name", [DATA, INDEX])
+def test_what_cannot_be_read_now_is_not_damaged(folder, tmp_path, name):
+    """An error of the file system, as NFS has some: reading this gives EIO."""
+    (folder / name).unlink()
+    (folder / name).symlink_to("/proc/self/mem")
+    there = sorted(folder.iterdir())
+    with pytest.raises(OSError, match="Input/output error"):
+        resume.leave_whole([folder], tmp_path / "aside")
+    assert sorted(folder.iterdir()) == there
+    assert not (tmp_path / "aside").exists()
+
+
+@pytest.mark.parametrize("kind", ["Aborted", "Unavailable", "DeadlineExceeded", "Unknown"])
+def test_an_error_that_passes_is_not_damage(tf, folder, tmp_path, monkeypatch, kind):
+    """ESTALE comes as the first, EAGAIN as the second, ETIMEDOUT as the third."""
+    error = tf.errors.UnknownError if kind == "Unknown" else getattr(tf.errors, f"{kind}Error")
+
+    def fails(**_):
+        raise error(None, None, "Stale file handle")
+
+    monkeypatch.setattr(tf.raw_ops, "RestoreV2", fails)
+    with pytest.raises(OSError, match="m-10: cannot be read: Stale file handle"):
+        resume.leave_whole([folder], tmp_path / "aside")
+    assert not (tmp_path / "aside").exists()
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "folder"])
+def test_a_note_or_a_folder_that_cannot_be_read_now_is_left(folder, tmp_path, monkeypatch, name):
+    """TensorFlow says nothing of the first, and Path.glob() nothing of the second."""
+    if name == "checkpoint":
+        (folder / name).unlink()
+        (folder / name).symlink_to("/proc/self/mem")
+    else:
+        listdir = os.listdir
+
+        def stale(path="."):
+            if Path(path) == folder:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+            return listdir(path)
+
+        monkeypatch.setattr(os, "listdir", stale)
+    with pytest.raises(OSError, match="Input/output error|Stale file handle"):
+        resume.leave_whole([folder], tmp_path / "aside")
+    assert not (tmp_path / "aside").exists()
 
 
 def keras_file(path: Path, written: int) -> Path:
