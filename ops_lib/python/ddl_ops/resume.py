@@ -5,6 +5,8 @@ Of each family of checkpoints, such as ``mnist-<step>``, it reads the newest one
 damaged or half written moves it to DIR and reads the one before. So a script goes on from a
 complete checkpoint, however it looks for the newest one: by tf.train.latest_checkpoint, by a
 session or an Estimator that does, or by the names of the files. And every rank finds the same.
+In DIR it is in a folder of the same name as before; where that has one of its name already, of an
+earlier try, in a folder 2, 3 and so on.
 
 Read are checkpoints of tf.train.Saver and tf.train.Checkpoint, against the checksums that
 TensorFlow keeps, ``.keras`` files, against those of the archive, and ``.h5`` files, as far as HDF5
@@ -43,7 +45,7 @@ def leave_whole(folders: Sequence[Path], aside: Path) -> list[str]:
     Raises OSError where a file cannot be read or moved for another reason than what is in it.
     """
     look = _Look(folders, aside)
-    families = list(_families(folders))
+    families = list(_families(folders, aside))
     for family in families:
         if look.newest_whole(family) is None:
             look.said.append(f"no complete one is left of {_name(family[0])} and those before")
@@ -79,9 +81,8 @@ class _Look:
                 _require_readable(path)
             except CheckpointUnreadable as error:
                 self._moved[path] = _written(path)
-                _move(path, self._aside)
                 why = f"is damaged or half written ({error})"
-                self.said.append(f"{_name(path)} {why}: now in {self._aside}")
+                self.said.append(f"{_name(path)} {why}: now in {self._move(path)}")
                 if path.name == _BACKUP and _put_back(path):
                     self.said.append(f"{path.name}{_BEFORE} takes its place")
                     return path
@@ -106,8 +107,7 @@ class _Look:
         found = {folder / name for name in names if _is_checkpoint(folder / name)}
         chosen = self.newest_whole(self._to_go_on_from(folder, noted, found))
         if chosen is None:
-            _move(place, self._aside)
-            self.said.append(f"{place} names what is not there: now in {self._aside}")
+            self.said.append(f"{place} names what is not there: now in {self._move(place)}")
             return
         # What is listed a Saver takes for its own, and removes when there are newer: neither
         # milestones, which it has taken off the list, nor what another one has saved.
@@ -150,14 +150,32 @@ class _Look:
         near = [path for path in found if nearness(path)]
         return sorted(near, key=lambda path: (nearness(path), _written(path)), reverse=True)
 
+    def _move(self, path: Path) -> Path:
+        """Moves all of a checkpoint to where it was in its folder; returns where it is now."""
+        root = next(folder for folder in self._folders if path.is_relative_to(folder))
+        below = path.parent.relative_to(root)
+        files = _files_of(path)
+        place, number = self._aside / below, 1
+        while any(os.path.lexists(place / file.name) for file in files):  # of an earlier try
+            number += 1
+            place = self._aside / str(number) / below
+        place.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            shutil.move(file, place / file.name)
+        return place
 
-def _families(folders: Sequence[Path]) -> Iterator[list[Path]]:
+
+def _families(folders: Sequence[Path], aside: Path) -> Iterator[list[Path]]:
     """The files that stand for checkpoints, by folder and by name but for its numbers.
 
     The newest of each family comes first: as written; where that is one instant, as numbered.
+    What was moved aside, perhaps in one of the folders, is none.
     """
+    put_aside = aside.absolute()
     families: dict[tuple[Path, str], list[Path]] = {}
     for path in sorted(path for folder in folders for path in folder.rglob("*")):
+        if path.absolute().is_relative_to(put_aside):
+            continue
         if _is_checkpoint(path) and not _is_served(path):
             families.setdefault((path.parent, _called(path)), []).append(path)
     for family in families.values():
@@ -257,8 +275,8 @@ def _first_line(error: Any) -> str:
     return re.sub(r"^\{\{.*?\}\} ", "", first)
 
 
-def _move(path: Path, aside: Path) -> None:
-    aside.mkdir(parents=True, exist_ok=True)
+def _files_of(path: Path) -> list[Path]:
+    """All of the checkpoint that a file stands for."""
     files = [path]
     if path.suffix == ".index":
         files += [
@@ -268,8 +286,7 @@ def _move(path: Path, aside: Path) -> None:
         ]
     if path.name == _BACKUP and (epoch := path.with_name(_BACKUP_EPOCH)).exists():
         files.append(epoch)
-    for file in files:
-        shutil.move(file, aside / file.name)
+    return files
 
 
 def _put_back(weights: Path) -> bool:

@@ -312,6 +312,49 @@ def test_a_note_or_a_folder_that_cannot_be_read_now_is_left(folder, tmp_path, mo
     assert not (tmp_path / "aside").exists()
 
 
+def test_checkpoints_of_one_name_keep_their_folders(folder, tmp_path):
+    """As of the two models of a GAN; and those of an earlier try stay, too."""
+    result, aside = tmp_path / "both", tmp_path / "aside"
+
+    def files() -> dict[str, bytes]:
+        return {
+            path.relative_to(aside).as_posix(): path.read_bytes()
+            for path in aside.rglob("*")
+            if path.is_file()
+        }
+
+    expected = {}
+    for model in ("gen", "disc"):
+        shutil.copytree(folder, result / model)
+        flip(result / model / DATA, 500 if model == "gen" else 600)
+        expected[f"{model}/{DATA}"] = (result / model / DATA).read_bytes()
+    said = resume.leave_whole([result], aside)
+    assert any(f"now in {aside / 'gen'}" in sentence for sentence in said)
+    once = files()
+    assert expected.items() <= once.items()
+    assert {f"{model}/m-10.meta" for model in ("gen", "disc")} <= once.keys()
+    for number in (2, 3):  # the training goes on, and is killed as it saves
+        shutil.copy(folder / INDEX, result / "gen" / INDEX)
+        (result / "gen" / DATA).write_bytes(bytes([number]) * 100)
+        said = resume.leave_whole([result], aside)
+        assert any(f"now in {aside / str(number) / 'gen'}" in sentence for sentence in said)
+        once |= {
+            f"{number}/gen/{DATA}": bytes([number]) * 100,
+            f"{number}/gen/{INDEX}": (folder / INDEX).read_bytes(),
+        }
+        assert files() == once
+
+
+def test_what_is_aside_in_the_folder_itself_stays_there(folder, tmp_path):
+    """By hand: python -m ddl_ops.resume --aside damaged ."""
+    flip(folder / DATA, 500)
+    resume.leave_whole([folder], folder / "damaged")
+    assert resume.leave_whole([folder], folder / "damaged") == [
+        "m-9 is the newest complete one to go on from"
+    ]
+    assert (folder / "damaged" / INDEX).exists()
+
+
 def keras_file(path: Path, written: int) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("model.weights.h5", path.name * 100)
@@ -345,9 +388,10 @@ def test_keras_files_by_family_and_by_time(tmp_path):
         "epoch-1.weights.h5 is the newest complete one to go on from",
         "model.keras is the newest complete one to go on from",
     ]
-    assert sorted(path.name for path in (tmp_path / "aside").iterdir()) == [
+    aside = tmp_path / "aside"
+    assert sorted(path.relative_to(aside).as_posix() for path in aside.rglob("*.*")) == [
+        "checkpoints/model-2.keras",
         "epoch-2.weights.h5",
-        "model-2.keras",
     ]
 
 
