@@ -33,6 +33,8 @@ _EVENTS = "events.out.tfevents"  # which grow
 _LEFT_OUT = re.compile(
     r"(?:.*/)?(?:\..*|.*\.tempstate\d*|.*_temp/.*)|.*[\0-\x1f\x7f\ud800-\udfff].*"
 )
+# Beside what was damaged in RESULT_DIR: that of EXPERIMENT_DIR, and newer ones that gave way.
+_NOT_DAMAGED_HERE = re.compile(r"(?:experiment|result-\d+)/")
 
 
 @dataclass(frozen=True)
@@ -125,11 +127,16 @@ def newest_read_again(written: Mapping[str, int], of_steps: bool = False) -> int
 
 
 def damaged_in(aside: Path | None) -> set[str]:
-    """What those are called of which a damaged one was moved away."""
+    """What those are called of which a damaged one was moved away, from whatever folder."""
     if aside is None:
         return set()
     with suppress(OSError):
-        return {_called(name) for name in os.listdir(aside) if name.endswith(READ_AGAIN)}
+        moved = [path.relative_to(aside).as_posix() for path in paths_below(aside)]
+        return {
+            _called(key)
+            for key in moved
+            if key.endswith(READ_AGAIN) and not _NOT_DAMAGED_HERE.match(key)
+        }
     return set()
 
 

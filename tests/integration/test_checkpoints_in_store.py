@@ -306,7 +306,7 @@ def test_a_damaged_one_elsewhere_ends_no_try_that_has_a_whole_one(
         with pytest.raises(JobFailed):
             training.run("fails")
     assert "goes on from the checkpoints that are here: no route to host." in caplog.text
-    aside = training.layout.damaged / ("" if named else "experiment")
+    aside = training.layout.damaged / ("checkpoints" if named else "experiment")
     assert (aside / "interrupted.keras").exists()
 
 

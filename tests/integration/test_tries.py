@@ -121,7 +121,7 @@ def test_an_interrupted_training_ends_with_the_weights_of_an_uninterrupted_one(s
             assert said[:2] == ["begins at 0", "begins at 0"]  # uninterrupted, interrupted
             assert said[2] == f"begins at {begins_at}"
             assert said[3].startswith("the same weights: ") and said[3].endswith(" True")
-        assert [path.name for path in run.layout.damaged.glob(f"{damaged}*")]
+        assert [path.name for path in run.layout.damaged.rglob(f"{damaged}*")]
         run.mark("failed")  # what comes after the training is not looked at here
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import re
 import sys
 import zipfile
@@ -210,8 +211,12 @@ def require_whole(checkpoint: Checkpoint) -> None:
             raise CheckpointUnreadable(f"{damaged} in it is damaged")
         return
     prefix = checkpoint.path.name
-    shards = list(checkpoint.path.parent.glob(f"{_literal(prefix)}.data-*-of-*"))
-    counts = {shard.name.rpartition("-of-")[2] for shard in shards}
+    # Path.glob() finds none in a folder that cannot be read now.
+    shard = re.compile(re.escape(prefix) + r"\.data-\d+-of-(\d+)")
+    shards = [
+        match for name in os.listdir(checkpoint.path.parent) if (match := shard.fullmatch(name))
+    ]
+    counts = {match[1] for match in shards}
     if not shards or len(counts) > 1 or len(shards) != int(counts.pop()):
         raise CheckpointUnreadable(f"{prefix}.data-* files are missing")
 
@@ -346,10 +351,6 @@ def _nothing_usable(files: Sequence[Path]) -> str:
         f"model-<epoch>.keras by ddl.keras.CheckpointCallback(); with TensorFlow 1 "
         f"<name>_basegraph.meta and <name>-<step>."
     )
-
-
-def _literal(name: str) -> str:
-    return re.sub(r"([*?\[])", r"[\1]", name)
 
 
 def main(argv: Sequence[str]) -> int:

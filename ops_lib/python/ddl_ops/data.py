@@ -45,7 +45,8 @@ def files(pattern: str = "*", *, by_rank: bool = False) -> Iterator[str]:
 
     Raises:
         RuntimeError: at the call, without $DATA_DIR.
-        StagingFailed: while it waits for a file that never comes; of a link to a folder above it.
+        StagingFailed: while it waits for a file that never comes; of a link to a folder above it,
+            or to nothing; of a file that was removed since it was listed.
         FileNotFoundError: at the end, if no name matches.
     """
     folder = os.environ.get("DATA_DIR", "")
@@ -121,9 +122,31 @@ def _wait_for(path: str, folder: str) -> None:
         with suppress(FileNotFoundError):
             why = Path(folder, _FAILED).read_text("utf-8")
             raise StagingFailed(f"{path} does not come. The data could not be staged: {why}")
+        if not os.path.exists(os.path.join(folder, _LISTING)):  # nobody brings any
+            _require_there(path)
+            return
         time.sleep(_LOOK_S)
         # So that a host that shares the folder asks anew, and does not go by what it knows.
         os.close(os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY))
+
+
+def _require_there(path: str) -> None:
+    """Of a folder that was not staged, in which it was found."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        if os.path.islink(path):
+            raise StagingFailed(
+                f"{path} is a link to {os.readlink(path)}, where no file can be read "
+                f"({error.strerror}). Remove the link, as of an editor's lock, or ask for a "
+                "pattern that leaves it out."
+            ) from error
+        if isinstance(error, FileNotFoundError):
+            raise StagingFailed(
+                f"{path} is gone: it was there when $DATA_DIR was listed. Put it back, and let "
+                "nothing remove or rename files there while ranks read them."
+            ) from error
+        raise
 
 
 def _note_read() -> None:

@@ -105,6 +105,25 @@ def test_a_file_that_is_gone_is_not_waited_for(folder: Path) -> None:
         list(data.files())
 
 
+@pytest.mark.parametrize("to", ["me@host.1234:1700000000", "/moved/since"])
+def test_a_link_to_nothing_is_not_waited_for(folder: Path, to: str) -> None:
+    """Of a folder that was not staged: an editor's lock, and a file elsewhere."""
+    come(folder, "a")
+    (folder / ".#a").symlink_to(to)
+    with pytest.raises(data.StagingFailed, match=rf"data/\.#a is a link to {to}, .*Remove the lin"):
+        list(data.files())
+    assert named(folder, data.files("a*")) == ["a"]
+
+
+def test_a_file_that_is_removed_after_it_was_listed_is_not_waited_for(folder: Path) -> None:
+    come(folder, "a", "b", "c")
+    reading = data.files()
+    assert named(folder, [next(reading)]) == ["a"]
+    (folder / "b").unlink()
+    with pytest.raises(data.StagingFailed, match="data/b is gone: .* Put it back"):
+        next(reading)
+
+
 def test_each_rank_has_files_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grows(folder, ["a1", "a2", "a3", "b", "c"])
     come(folder, "a1", "a2", "a3", "b", "c", ".complete")

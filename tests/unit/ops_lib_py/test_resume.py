@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import zipfile
@@ -107,6 +108,253 @@ def test_without_a_complete_one_the_training_begins_anew(tf, folder, tmp_path):
     assert list(folder.iterdir()) == []
 
 
+def copied(folder: Path, name: str, written: int = 500) -> Path:
+    """m-9 under another name, as if it had been saved under that."""
+    for path in folder.glob("m-9.*"):
+        shutil.copy(path, folder / path.name.replace("m-9", name, 1))
+    index = folder / f"{name}.index"
+    os.utime(index, (written, written))
+    return index
+
+
+def goes_on(tf, graph: Path, folder: Path, keep: int, steps: tuple[int, ...]) -> None:
+    """As TensorFlow 1's sessions and Estimators: restores what is noted, and saves."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        v1.train.import_meta_graph(str(graph))
+        saver = v1.train.Saver(max_to_keep=keep)
+        session, restored = v1.train.SessionManager().recover_session(
+            "", saver=saver, checkpoint_dir=str(folder)
+        )
+        with session:
+            assert restored
+            for step in steps:
+                saver.save(session, str(folder / "m"), global_step=step)
+
+
+def steps_in(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.index"))
+
+
+def test_a_saver_that_goes_on_removes_no_others(tf, saved, folder, tmp_path):
+    """Neither milestones (keep_checkpoint_every_n_hours) nor a second Saver's best."""
+    copied(folder, "m-5")
+    copied(folder, "best-90", 2000)
+    flip(folder / DATA, 500)
+    os.utime(folder / INDEX, (1000, 1000))
+    note = resume.leave_whole([folder], tmp_path / "aside")[-1]
+    assert note.endswith("and now names m-9")
+    goes_on(tf, saved / "m-9.meta", folder, 2, (11, 12, 13, 14))
+    assert steps_in(folder) == ["best-90", "m-13", "m-14", "m-5"]
+
+
+def test_a_milestone_that_is_gone_on_from_stays(tf, saved, folder, tmp_path):
+    copied(folder, "m-5")
+    copied(folder, "best-90", 2000)
+    goes_on(tf, saved / "m-9.meta", folder, 2, (11, 12))  # and m-9 and m-10 are removed
+    for path in folder.glob("m-1[12].data-*"):
+        cut(path, 0.5)
+    resume.leave_whole([folder], tmp_path / "aside")
+    assert tf.train.latest_checkpoint(str(folder)) == str(folder / "m-5")
+    goes_on(tf, saved / "m-9.meta", folder, 1, (21, 22))
+    assert steps_in(folder) == ["best-90", "m-22", "m-5"]
+
+
+def test_another_family_is_not_gone_on_from(tf, folder, tmp_path):
+    copied(folder, "best-90", 2000)
+    for path in folder.glob("m-*.data-*"):
+        cut(path, 0.5)
+    note = resume.leave_whole([folder], tmp_path / "aside")[-1]
+    assert "names what is not there: now in" in note
+    assert tf.train.latest_checkpoint(str(folder)) is None
+    assert steps_in(folder) == ["best-90"]
+
+
+def test_a_note_that_cannot_be_read_beside_links_to_nothing_goes(tf, folder, tmp_path):
+    kept = tmp_path / "result" / "kept"
+    kept.mkdir()
+    (kept / "last.index").symlink_to("../m-10.index")
+    (kept / "checkpoint").write_text("")
+    cut(folder / DATA, 0.5)
+    resume.leave_whole([folder], tmp_path / "aside")
+    assert tf.train.latest_checkpoint(str(kept)) is None
+    assert not (kept / "checkpoint").exists()
+
+
+def test_where_numbers_are_in_the_names_the_noted_one_decides(tf, folder, tmp_path):
+    """fold1 is read, though the newest of what is called alike is of fold2, and whole."""
+    saver = tf.compat.v1.train
+    for fold, step in ((1, 70), (1, 80), (1, 90), (2, 85)):
+        copied(folder, f"fold{fold}-{step}", 1000 + step)
+    names = [f"fold1-{step}" for step in (70, 80, 90)]
+    saver.update_checkpoint_state(str(folder), names[-1], all_model_checkpoint_paths=names)
+    for step in (80, 90):
+        cut(folder / f"fold1-{step}.data-00000-of-00001", 0.5)
+    resume.leave_whole([folder], tmp_path / "aside")
+    assert tf.train.latest_checkpoint(str(folder)) == str(folder / "fold1-70")
+    noted = tf.train.get_checkpoint_state(str(folder))
+    assert list(noted.all_model_checkpoint_paths) == [str(folder / "fold1-70")]
+
+
+@pytest.mark.parametrize(
+    ("names", "listed"),
+    [
+        (["first", "second", "last"], ["first", "second", "last"]),  # of one Saver
+        (["epoch1-1", "epoch2-2", "epoch3-3"], ["epoch3-3"]),  # of tf.train.Checkpoint.save
+    ],
+)
+def test_without_one_of_its_name_another_is_gone_on_from(tf, folder, tmp_path, names, listed):
+    """What the note has beside it, and what is called like it but for numbers."""
+    for written, name in enumerate(names):
+        copied(folder, name, 2000 + written)
+    copied(folder, "best-90", 3000)
+    tf.compat.v1.train.update_checkpoint_state(
+        str(folder), listed[-1], all_model_checkpoint_paths=listed
+    )
+    cut(folder / f"{names[-1]}.data-00000-of-00001", 0.5)
+    resume.leave_whole([folder], tmp_path / "aside")
+    assert tf.train.latest_checkpoint(str(folder)) == str(folder / names[1])
+
+
+@pytest.mark.parametrize("note", ["", "model_check"])
+def test_without_a_note_that_can_be_read_one_family_is_listed(tf, folder, tmp_path, note):
+    copied(folder, "best-90", 2000)
+    cut(folder / DATA, 0.5)
+    cut(keras_file(folder / "model-3.keras", 3000), 0.5)
+    (folder / "checkpoint").write_text(note)
+    resume.leave_whole([folder], tmp_path / "aside")
+    noted = tf.train.get_checkpoint_state(str(folder))
+    assert noted.model_checkpoint_path == str(folder / "m-9")
+    assert list(noted.all_model_checkpoint_paths) == [str(folder / "m-9")]
+
+
+def test_what_a_manager_keeps_by_time_is_kept(tf, tmp_path):
+    """tf.train.CheckpointManager goes by times in the note: without them it removes nothing."""
+    folder = tmp_path / "result"
+    checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))
+
+    def manager():
+        return tf.train.CheckpointManager(checkpoint, str(folder), max_to_keep=2)
+
+    first = manager()
+    for _ in range(3):
+        first.save()
+    cut(folder / "ckpt-3.data-00000-of-00001", 0.5)
+    before = tf.train.get_checkpoint_state(str(folder))
+    resume.leave_whole([folder], tmp_path / "aside")
+    after = tf.train.get_checkpoint_state(str(folder))
+    assert after.last_preserved_timestamp == before.last_preserved_timestamp
+    times = list(before.all_model_checkpoint_timestamps)
+    assert list(after.all_model_checkpoint_timestamps) == times[:1]
+    again = manager()
+    checkpoint.restore(again.latest_checkpoint)
+    for _ in range(2):
+        again.save()
+    assert steps_in(folder) == ["ckpt-3", "ckpt-4"]
+
+
+def test_a_note_of_another_place_lists_what_is_here(tf, folder, tmp_path):
+    """Of a folder that was moved since, by its whole path, as a Saver notes it by itself."""
+    noted = [f"/elsewhere/m-{step}" for step in (8, 9, 10)]
+    tf.compat.v1.train.update_checkpoint_state(
+        str(folder), noted[-1], all_model_checkpoint_paths=noted
+    )
+    copied(folder, "m-5")
+    resume.leave_whole([folder], tmp_path / "aside")
+    after = tf.train.get_checkpoint_state(str(folder))
+    assert after.model_checkpoint_path == str(folder / "m-10")
+    assert list(after.all_model_checkpoint_paths) == [str(folder / f"m-{n}") for n in (9, 10)]
+
+
+@pytest.mark.parametrize("name", [DATA, INDEX])
+def test_what_cannot_be_read_now_is_not_damaged(folder, tmp_path, name):
+    """An error of the file system, as NFS has some: reading this gives EIO."""
+    (folder / name).unlink()
+    (folder / name).symlink_to("/proc/self/mem")
+    there = sorted(folder.iterdir())
+    with pytest.raises(OSError, match="Input/output error"):
+        resume.leave_whole([folder], tmp_path / "aside")
+    assert sorted(folder.iterdir()) == there
+    assert not (tmp_path / "aside").exists()
+
+
+@pytest.mark.parametrize("kind", ["Aborted", "Unavailable", "DeadlineExceeded", "Unknown"])
+def test_an_error_that_passes_is_not_damage(tf, folder, tmp_path, monkeypatch, kind):
+    """ESTALE comes as the first, EAGAIN as the second, ETIMEDOUT as the third."""
+    error = tf.errors.UnknownError if kind == "Unknown" else getattr(tf.errors, f"{kind}Error")
+
+    def fails(**_):
+        raise error(None, None, "Stale file handle")
+
+    monkeypatch.setattr(tf.raw_ops, "RestoreV2", fails)
+    with pytest.raises(OSError, match="m-10: cannot be read: Stale file handle"):
+        resume.leave_whole([folder], tmp_path / "aside")
+    assert not (tmp_path / "aside").exists()
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "folder"])
+def test_a_note_or_a_folder_that_cannot_be_read_now_is_left(folder, tmp_path, monkeypatch, name):
+    """TensorFlow says nothing of the first, and Path.glob() nothing of the second."""
+    if name == "checkpoint":
+        (folder / name).unlink()
+        (folder / name).symlink_to("/proc/self/mem")
+    else:
+        listdir = os.listdir
+
+        def stale(path="."):
+            if Path(path) == folder:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+            return listdir(path)
+
+        monkeypatch.setattr(os, "listdir", stale)
+    with pytest.raises(OSError, match="Input/output error|Stale file handle"):
+        resume.leave_whole([folder], tmp_path / "aside")
+    assert not (tmp_path / "aside").exists()
+
+
+def test_checkpoints_of_one_name_keep_their_folders(folder, tmp_path):
+    """As of the two models of a GAN; and those of an earlier try stay, too."""
+    result, aside = tmp_path / "both", tmp_path / "aside"
+
+    def files() -> dict[str, bytes]:
+        return {
+            path.relative_to(aside).as_posix(): path.read_bytes()
+            for path in aside.rglob("*")
+            if path.is_file()
+        }
+
+    expected = {}
+    for model in ("gen", "disc"):
+        shutil.copytree(folder, result / model)
+        flip(result / model / DATA, 500 if model == "gen" else 600)
+        expected[f"{model}/{DATA}"] = (result / model / DATA).read_bytes()
+    said = resume.leave_whole([result], aside)
+    assert any(f"now in {aside / 'gen'}" in sentence for sentence in said)
+    once = files()
+    assert expected.items() <= once.items()
+    assert {f"{model}/m-10.meta" for model in ("gen", "disc")} <= once.keys()
+    for number in (2, 3):  # the training goes on, and is killed as it saves
+        shutil.copy(folder / INDEX, result / "gen" / INDEX)
+        (result / "gen" / DATA).write_bytes(bytes([number]) * 100)
+        said = resume.leave_whole([result], aside)
+        assert any(f"now in {aside / str(number) / 'gen'}" in sentence for sentence in said)
+        once |= {
+            f"{number}/gen/{DATA}": bytes([number]) * 100,
+            f"{number}/gen/{INDEX}": (folder / INDEX).read_bytes(),
+        }
+        assert files() == once
+
+
+def test_what_is_aside_in_the_folder_itself_stays_there(folder, tmp_path):
+    """By hand: python -m ddl_ops.resume --aside damaged ."""
+    flip(folder / DATA, 500)
+    resume.leave_whole([folder], folder / "damaged")
+    assert resume.leave_whole([folder], folder / "damaged") == [
+        "m-9 is the newest complete one to go on from"
+    ]
+    assert (folder / "damaged" / INDEX).exists()
+
+
 def keras_file(path: Path, written: int) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("model.weights.h5", path.name * 100)
@@ -140,9 +388,10 @@ def test_keras_files_by_family_and_by_time(tmp_path):
         "epoch-1.weights.h5 is the newest complete one to go on from",
         "model.keras is the newest complete one to go on from",
     ]
-    assert sorted(path.name for path in (tmp_path / "aside").iterdir()) == [
+    aside = tmp_path / "aside"
+    assert sorted(path.relative_to(aside).as_posix() for path in aside.rglob("*.*")) == [
+        "checkpoints/model-2.keras",
         "epoch-2.weights.h5",
-        "model-2.keras",
     ]
 
 

@@ -335,7 +335,7 @@ def test_a_checkpoint_that_was_half_written_on_its_host_is_not_gone_on_with(
         Train(TrainStep(command="python train.py", **asked), context).run()
     assert sent == ["model-4.keras"]
     assert [path.name for path in layout.checkpoints.iterdir()] == ["model-4.keras"]
-    assert (layout.damaged / "model-5.keras").stat().st_size == 500
+    assert (layout.damaged / "checkpoints" / "model-5.keras").stat().st_size == 500
     assert isinstance(context.job, RunningJob) and context.job._launcher.kind == "ssh"
 
 

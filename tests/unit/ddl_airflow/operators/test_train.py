@@ -653,7 +653,7 @@ def test_a_retry_finds_no_damaged_checkpoint(train, layout, context_of, capsys):
             train(script, nodes=1).execute(context_of("training", number))
     said = (layout.logs / "rank-0.log").read_text().splitlines()
     assert said == ["[]", "['model-1.keras']"]
-    assert (layout.damaged / "model-2.keras").stat().st_size == 500
+    assert (layout.damaged / "checkpoints" / "model-2.keras").stat().st_size == 500
     log = capsys.readouterr().out
     assert "model-2.keras is damaged or half written" in log
     assert "model-1.keras is the newest complete one to go on from" in log

@@ -522,8 +522,9 @@ def torn(aside):
     def leave_whole(folder):
         for path in folder.rglob("*.keras"):
             if path.read_bytes().startswith(b"torn"):
-                aside.mkdir(exist_ok=True)
-                path.replace(aside / path.name)
+                place = aside / path.relative_to(folder)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(place)
 
     return leave_whole
 
@@ -591,6 +592,24 @@ def test_a_damaged_checkpoint_here_does_not_hide_a_whole_one_in_the_store(store,
     assert of(store, folder, 3).restore(torn(aside), aside) is None
 
 
+@pytest.mark.parametrize(
+    ("where", "counts"),
+    [
+        ("", True),
+        ("checkpoints", True),
+        ("2/checkpoints", True),  # where an earlier one of its name had been moved
+        ("experiment", False),  # of EXPERIMENT_DIR
+        ("result-1/checkpoints", False),  # kept, and not damaged
+    ],
+)
+def test_which_of_those_put_aside_were_damaged_here(store, folder, tmp_path, where, counts):
+    aside = tmp_path / "damaged"
+    damaged_beside_another(store, folder, aside)
+    (aside / where).mkdir(parents=True, exist_ok=True)
+    (aside / "checkpoints" / "model.keras").replace(aside / where / "model.keras")
+    assert (of(store, folder, 2).restore(torn(aside), aside) is not None) == counts
+
+
 def test_one_that_a_script_removed_takes_no_newer_step_back(store, folder, tmp_path):
     """As one that is written on SIGTERM, and removed once it was gone on from."""
     aside = tmp_path / "damaged"
@@ -615,7 +634,7 @@ def test_newer_ones_that_give_way_to_an_older_snapshot_are_kept(store, folder, t
     of(store, folder, 2).save()
     keras(folder, b"older", 2500)
     assert of(store, folder, 3).restore(torn(aside), aside).kept is None
-    assert sorted(path.name for path in aside.iterdir()) == ["model.keras", "result-2"]
+    assert sorted(path.name for path in aside.iterdir()) == ["checkpoints", "result-2"]
 
 
 def test_a_file_that_is_whole_nowhere_takes_nothing_back(store, folder, tmp_path):
