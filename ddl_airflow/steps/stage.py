@@ -128,6 +128,7 @@ class StageData(StepTry[StageDataStep]):
             self._made_of(listing.fingerprint, code),
             {name: step.fixed() for name, step in self.context.later.items()},
             self.step.manifest.get("earlier_digests", ()),
+            self.step.selection,
         )
         write_part(
             layout,
