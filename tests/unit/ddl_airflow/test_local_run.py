@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -147,6 +148,24 @@ def test_a_run_that_failed_goes_on_when_it_is_mended(call, manifest, tmp_path):
     assert records == ["try-1", "try-2"]
     assert "state       running, train done" in told(run_folder(tmp_path))
     assert (tmp_path / again.stdout.splitlines()[1].removeprefix("logs: ")).is_dir()
+
+
+def test_how_to_go_on_says_all_that_a_step_is_told_again(call, manifest, tmp_path):
+    """Of its settings the run knows itself; where data and results are, it is told each time."""
+    path = manifest("raise SystemExit(3)", more="parameters: {rate: 0.5}\n")
+    (path.parent / "data").rename(tmp_path / "my data")
+    (tmp_path / "kinds").write_text("compute: {cpu: {slots: 1}}\n")
+    options = ["--data", "my data", "--publish"]
+    failed = call(path, *options, "--compute", "kinds", "--set", "rate=0.25")
+    hint = failed.stderr.splitlines()[-2]
+    begun, steps = hint.split(" --step ", 1)
+    assert steps == "train --step transform --step upload-results", failed.stderr
+    assert begun.endswith("run dags/manifest.yml --data 'my data' --publish --compute kinds")
+    again = call(*shlex.split(begun.partition(" run ")[2]), "--step", "train")
+    assert "code 3" in again.stderr.splitlines()[-1], again.stderr
+    # What the environment says, it says to whoever goes on.
+    failed = call(path, *options, AIRFLOW__DDL__COMPUTE="kinds")
+    assert "dags/manifest.yml --data 'my data' --publish --step train" in failed.stderr
 
 
 def test_ctrl_c_ends_the_ranks(manifest, tmp_path):
