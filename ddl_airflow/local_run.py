@@ -48,6 +48,7 @@ from ddl_airflow.lineage.record import BY_HAND, Run, fixed_run, has_part, keep_s
 from ddl_airflow.steps.base import (
     Site,
     StepContext,
+    StepSkipped,
     StepTry,
     WaitForExperiment,
     WaitForJob,
@@ -461,6 +462,9 @@ def _do(
         raise
     except DdlError as error:
         _keep_failure(context, step, name, error)
+        raise
+    except StepSkipped:
+        context.tell("skipped", name)
         raise
 
 

@@ -28,7 +28,7 @@ from ddl_airflow.launchers.processes import marked
 from ddl_airflow.local_run import where_it_is
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.storage.s3_client import client_by_connection
-from tests.limits import within
+from tests.limits import until, within
 
 # At its end it tells what of Airflow has been loaded.
 CALL = [
@@ -166,6 +166,32 @@ def test_how_to_go_on_says_all_that_a_step_is_told_again(call, manifest, tmp_pat
     # What the environment says, it says to whoever goes on.
     failed = call(path, *options, AIRFLOW__DDL__COMPUTE="kinds")
     assert "dags/manifest.yml --data 'my data' --publish --step train" in failed.stderr
+
+
+def test_a_training_that_is_skipped_says_so(call, manifest, tmp_path):
+    """Another one works in its experiment."""
+    path = manifest(
+        """
+        import os, time
+        open(os.environ["RESULT_DIR"] + "/up", "w").close()
+        time.sleep(600)
+        """,
+        more="experiment: {name: wide, when_busy: skip}\n",
+    )
+    process = subprocess.Popen(
+        [*CALL, "run", path], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        until(lambda: any(tmp_path.glob(".ddl-run/runs/small/*/result/up")), 60)
+        first = run_folder(tmp_path)
+        skipped = call(path)
+        assert skipped.returncode == 0, skipped.stderr
+        assert "Skipped, as experiment.when_busy says" in skipped.stderr
+        (second,) = {*first.parent.iterdir()} - {first}
+        assert "state       skipped, train" in told(second)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=within(60))
 
 
 def test_ctrl_c_ends_the_ranks(manifest, tmp_path):
