@@ -48,6 +48,7 @@ from ddl_airflow.lineage.record import BY_HAND, Run, fixed_run, has_part, keep_s
 from ddl_airflow.steps.base import (
     Site,
     StepContext,
+    StepSkipped,
     StepTry,
     WaitForExperiment,
     WaitForJob,
@@ -91,6 +92,7 @@ class Asked:
         data: folder that has the data, in place of the manifest's.
         publish: whether what is published goes where the manifest says.
         dry_run: whether the steps only say what they would do.
+        compute: the site's table of compute, where it is not that of the environment.
     """
 
     workspace: Path
@@ -100,6 +102,14 @@ class Asked:
     publish: bool = False
     dry_run: bool = False
     until: str = ""
+    compute: str = ""
+
+    def again(self, manifest: Path, steps: Sequence[str]) -> str:
+        """The command that does steps in the run of this one; of its settings the run knows."""
+        places = [*(["--data", str(self.data)] if self.data else []), *["--publish"] * self.publish]
+        compute = ["--compute", self.compute] if self.compute else []
+        those = [word for step in steps for word in ("--step", step)]
+        return shlex.join(["ddl-airflow", "run", str(manifest), *places, *compute, *those])
 
 
 @dataclass
@@ -186,11 +196,8 @@ def run_manifest(manifest: Manifest, path: Path, asked: Asked) -> dict[str, Any]
                 how = "failed" if isinstance(error, DdlError) else "was interrupted, and has ended"
                 _log.error("%s %s", name.replace("_", "-"), how)
                 if number and not asked.dry_run:
-                    again = " ".join(f"--step {one.replace('_', '-')}" for one in doing[number:])
-                    _log.info(
-                        "to go on with this run: ddl-airflow run %s %s",
-                        *(shlex.quote(str(path)), again),
-                    )
+                    rest = [one.replace("_", "-") for one in doing[number:]]
+                    _log.info("to go on with this run: %s", asked.again(path, rest))
                 raise
     finally:
         if asked.dry_run and not asked.steps:
@@ -455,6 +462,9 @@ def _do(
         raise
     except DdlError as error:
         _keep_failure(context, step, name, error)
+        raise
+    except StepSkipped:
+        context.tell("skipped", name)
         raise
 
 

@@ -17,10 +17,15 @@ BY_ENVIRONMENT = f"Stores are opened by the environment: {'; '.join(_ENVIRONMENT
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
+def compute_by_environment() -> str:
+    """What the environment has for ``[ddl] compute``; empty for nothing."""
+    return os.environ.get("AIRFLOW__DDL__COMPUTE", "")
+
+
 def takes_compute(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--compute",
-        default=os.environ.get("AIRFLOW__DDL__COMPUTE", ""),
+        default=compute_by_environment(),
         metavar="FILE",
         help="the site's kinds of node, as [ddl] compute; default: $AIRFLOW__DDL__COMPUTE",
     )

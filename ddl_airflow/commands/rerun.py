@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -102,7 +103,7 @@ def _rerun(options: argparse.Namespace) -> int:
             _say(
                 options.json,
                 {"folder": str(folder), "manifest": str(path)},
-                [f"{path} would make it again: ddl-airflow run {path}"],
+                [f"{path} would make it again: ddl-airflow run {shlex.quote(str(path))}"],
             )
             return 0
         with _kept_to_look_at(folder):

@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddl_airflow.commands.options import Commands, takes_compute, takes_workspace
+from ddl_airflow.commands.options import (
+    Commands,
+    compute_by_environment,
+    takes_compute,
+    takes_workspace,
+)
 from ddl_airflow.core.errors import DdlError, ManifestInvalid
 from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.manifest.model import Manifest
@@ -115,6 +120,7 @@ def _run(options: argparse.Namespace) -> int:
         options.data,
         options.publish,
         options.dry_run,
+        compute="" if options.compute == compute_by_environment() else options.compute,
     )
     log_to_terminal()
     try:

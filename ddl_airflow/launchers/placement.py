@@ -4,7 +4,8 @@ Everything keeps its path. Hosts get the scripts, the data (each keeps its own c
 what it lacks) and what earlier tries left; while ranks run, logs and records come from all hosts,
 and what the training saves from the first one, whose rank 0 is the one that saves. So a next try
 may go on elsewhere, when that host is gone for good. At the end hosts keep the cache alone; but
-while what was saved there has not been brought, it stays, and the next try brings it first.
+while what was saved there has not been brought, it stays, and the next try brings it first; one
+that cannot, and runs elsewhere, leaves it to those after it until its own ranks have started.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class Placement:
         # In the same workspace as what is saved, and no part of it.
         self._incoming = self._state / "incoming"
         self._placed = job.record_dir / PLACED
+        # Notes of hosts that could not be asked for what they have.
+        self._earlier: list[Path] = []
         self._results = [Path(job.env[name]) for name in _RESULTS if job.env.get(name)]
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
@@ -94,7 +97,8 @@ class Placement:
             SubmitFailed: it cannot be brought from a host where this job would replace it.
         """
         notes = list(self._state.glob(f"*/{PLACED}"))
-        for note in notes:
+        self._earlier = []
+        for note in sorted(notes, key=lambda note: note.stat().st_mtime_ns):  # what is newer wins
             host = note.read_text("utf-8").strip()
             why = self._bring_results(host, may_be_gone=True)
             if why and host in self._job.hosts:
@@ -106,7 +110,9 @@ class Placement:
                 self._log.warning(
                     "%s: what was saved there since could not be brought: %s", host, why
                 )
-            note.unlink()
+                self._earlier.append(note)  # the host may be back before any ranks start
+            else:
+                note.unlink()
         return bool(notes)
 
     def _beside_each_other(self) -> dict[str, str]:
@@ -213,6 +219,7 @@ class Placement:
         said = ""
         while not self._ending.wait(_LOGS_S):
             self._bring_logs(first)
+            self._drop_earlier()
             if time.monotonic() - logs > _OTHERS_S:
                 on_each(others, self._bring_logs)
                 logs = time.monotonic()
@@ -244,6 +251,7 @@ class Placement:
             if why:
                 kept.add(host)
                 self._log.warning("%s: its logs could not be brought: %s", host, why)
+        self._drop_earlier()
         if hosts and hosts[0] == self._job.hosts[0]:
             if why := self._bring_results(hosts[0], removed=all_done()):
                 kept.add(hosts[0])
@@ -252,6 +260,13 @@ class Placement:
             else:
                 self._placed.unlink(missing_ok=True)
         on_each([host for host in hosts if host not in kept], self._remove)
+
+    def _drop_earlier(self) -> None:
+        """Once ranks have started, what they save is newer than what no host was asked for."""
+        if self._earlier and any(self._job.record_dir.glob("rank-*")):
+            for note in self._earlier:
+                note.unlink(missing_ok=True)
+            self._earlier = []
 
     def _remove(self, host: str) -> None:
         job = self._job

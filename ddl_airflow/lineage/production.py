@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shlex
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -238,7 +239,12 @@ def rollback(
         event = {"event": "rolled back", "by": by, "reason": reason}
         return _next(store, now, one["publication"], facts, event, withdraw=True)
 
-    return _changed(store, _key(dag_id, PRODUCTION), change, mark)
+    key = _key(dag_id, PRODUCTION)
+    if to:  # it may be asked for again
+        return _changed(store, key, change, mark)
+    place = shlex.quote(f"{store.uri}/{dag_id}")
+    look = f"Look what serves before you go back again: ddl-airflow production {place}"
+    return _changed(store, key, change, mark, look)
 
 
 def promote(
@@ -438,26 +444,40 @@ def _changed(
     key: str,
     change: Callable[[Pointer | None], Pointer | None],
     mark: str = "",
+    look: str = "",
 ) -> Pointer:
     """Replaces a pointer by what ``change`` makes of it, and returns what is there then.
 
     ``change`` is called again when somebody else was faster; None of it leaves all as it is. So
     does a mark that is in the history: only the answer to that write was lost, or the writer was.
+    ``look`` is said with an error after which it may have been replaced: what to do then, where the
+    same change once more would be another one.
     """
     mark, place = mark or uuid.uuid4().hex, f"{store.uri}/{key}"
+    pointer, may_be_there = None, False
 
     def marked(body: Any) -> Pointer | None:
+        nonlocal may_be_there
         now = None if body is None else _upgraded(body, place)
         if now is not None and any(event.get("id") == mark for event in now["history"]):
             return None
+        may_be_there = False
         new = change(now)
         if new is not None:
             new["history"][0]["id"] = mark
+            may_be_there = True  # from here on
         return new
 
-    pointer = _upgraded(_replaced(store, key, marked), place)
-    # It was whole when it was looked at; cleaning may have begun with it since.
-    restore(store.at(pointer["publication"]))
+    try:
+        pointer = _upgraded(_replaced(store, key, marked), place)
+        # It was whole when it was looked at; cleaning may have begun with it since.
+        restore(store.at(pointer["publication"]))
+    except StagingError as error:
+        if not (look and may_be_there):
+            raise
+        changed = "may have changed" if pointer is None else "has changed"
+        said = f"{error} Production {changed} all the same. {look}"
+        raise type(error)(said, retryable=error.retryable) from error
     return pointer
 
 

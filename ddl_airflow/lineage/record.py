@@ -24,6 +24,7 @@ from ddl_airflow.core.beneath import read_object, write_beneath
 from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.metrics import SAMPLE, Measurement, finite
+from ddl_airflow.core.selection import ALL, Selection
 from ddl_airflow.storage.fingerprint import file_sha256, object_sha256
 from ddl_airflow.storage.store import ObjectStore
 
@@ -179,6 +180,7 @@ def fix_run(
     made_of: Mapping[str, Any],
     steps: Mapping[str, Mapping[str, Any]],
     earlier_digests: Sequence[str] = (),
+    selection: Selection = ALL,
 ) -> None:
     """Keeps what the run trains with from here on, whatever becomes of the manifest.
 
@@ -188,8 +190,10 @@ def fix_run(
         made_of: dataset (fingerprint), code and manifest (digests) and parameters.
         steps: settings of each later step, by its name: command, bounds, the manifest's digest.
         earlier_digests: the manifest's, as earlier versions of ours made them.
+        selection: by which the data were listed.
     """
     told = {"run_id": run_id, "made_of": made_of, "steps": steps}
+    told["selection"] = {"include": selection.include, "exclude": selection.exclude}
     told |= {"experiment": layout.experiment_id, "earlier_digests": list(earlier_digests)}
     _write(layout, layout.kept / _RUN, told)
 
@@ -200,6 +204,13 @@ def fixed_run(layout: RunLayout) -> dict[str, Any] | None:
         return read_object(layout.kept / _RUN, layout.workspace)
     except FileNotFoundError:
         return None
+
+
+def selected_by(layout: RunLayout) -> Selection:
+    """By what ``stage_data`` listed the data of the run."""
+    told = (fixed_run(layout) or {}).get("selection")
+    # Of an earlier version of ours: it is not known.
+    return Selection(tuple(told["include"]), tuple(told["exclude"])) if told else ALL
 
 
 def in_digests_of(

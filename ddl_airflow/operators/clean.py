@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from airflow.configuration import conf
@@ -21,14 +22,15 @@ from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.errors import DdlError
 from ddl_airflow.core.manifest.sections.places import Connection
 from ddl_airflow.core.plan import StoreReference
-from ddl_airflow.hooks.store import store_of
+from ddl_airflow.hooks.store import connection_of, store_of
 from ddl_airflow.site import workspace
 
 
 class CleanOperator(BaseOperator):
     """Removes what ``[ddl] keep_runs``, ``keep_experiments`` and ``cache_size`` do not keep.
 
-    The folder of a run that Airflow has not ended stays, however old it is.
+    The folder of a run that Airflow has not ended stays, however old it is; so does one with a
+    job of which the scheduler does not say that it has ended.
 
     Args:
         results: places where trainings are published, in which the manifests' ``keep`` holds.
@@ -45,6 +47,7 @@ class CleanOperator(BaseOperator):
         """
         # No parse needs these.
         from ddl_airflow.lineage.retention import clean_results
+        from ddl_airflow.steps.job import may_run
         from ddl_airflow.storage.cleaning import clean_workspace, rules
 
         dry_run = bool(context["params"].get("dry_run"))
@@ -59,7 +62,10 @@ class CleanOperator(BaseOperator):
             for place in (None, *self._results):
                 try:
                     if place is None:
-                        removed = clean_workspace(workspace(), kept, run_is_open, dry_run=dry_run)
+                        has_job = partial(may_run, connections=connection_of)
+                        removed = clean_workspace(
+                            workspace(), kept, run_is_open, has_job, dry_run=dry_run
+                        )
                     else:
                         removed = clean_results(store_of(place), dry_run=dry_run)
                     for one in removed:

@@ -11,6 +11,7 @@ moment.)
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ddl_airflow.core.beneath import open_beneath, read_object, write_beneath
+from ddl_airflow.core.connections import FindConnection, own_connection
 from ddl_airflow.core.errors import (
     DdlError,
     FileRefused,
@@ -37,6 +39,7 @@ from ddl_airflow.core.progress import Progress, Tail
 from ddl_airflow.launchers.base import END_S, GRACE_S, Launcher, Preparing, Scheduler
 from ddl_airflow.launchers.records import explained, reports_of, run_folder
 
+_log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _ASK_S = 1.0
 _SAY_EVERY_S = 2.0
@@ -322,6 +325,25 @@ def kept_job(path: Path) -> StartedJob | None:
             f"{error}). End what runs of it, and delete the file.",
             retryable=False,
         ) from error
+
+
+def may_run(path: Path, connections: FindConnection = own_connection) -> bool:
+    """Whether the job that is noted there may wait or run: unless its scheduler says that it has
+    ended, or no job is noted.
+    """
+    # Not at the top: a DAG that is parsed starts nothing.
+    from ddl_airflow.launchers.registry import launcher
+
+    try:
+        if (kept := kept_job(path)) is None:
+            return False
+        scheduler = launcher(kept.handle.kind, None, connections)
+        assert isinstance(scheduler, Scheduler), kept.handle.kind
+        status = scheduler.status(scheduler.find(kept.handle))
+    except (DdlError, OSError) as error:
+        _log.warning("%s: it is not known whether this job has ended: %s", path, error)
+        return True
+    return not status.ended or status.permanent  # that one waits, and never starts
 
 
 class ScheduledJob(RunningJob):

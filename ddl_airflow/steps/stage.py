@@ -33,7 +33,7 @@ from ddl_airflow.steps.base import StepSkipped, StepTry, TransferLog
 from ddl_airflow.steps.job import kept_job
 from ddl_airflow.steps.streaming import check_can_stream, with_digests, with_proved
 from ddl_airflow.steps.upload import UploadResults, check_place_of_results
-from ddl_airflow.storage.filesystem import holder_of
+from ddl_airflow.storage.filesystem import FolderStore, holder_of
 
 if TYPE_CHECKING:
     from ddl_airflow.storage.cache import Cache
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 # For ranks that were told to end, when train was cleared as well.
 _ENDS_S = 30.0
 _LOOK_S = 0.5
+# What the lineage has of an object that was checked by MD5s of parts, with the largest part.
+_MD5_OF_PARTS: Mapping[str, Any] = {"etag_is": "md5", "part_size": 5 * 2**40}
 
 
 class StageData(StepTry[StageDataStep]):
@@ -106,7 +108,14 @@ class StageData(StepTry[StageDataStep]):
         if (resolved := store.resolved_uri) != store.uri:
             summary["resolved_uri"] = resolved
         files = [{"key": o.key, "size": o.size, "etag": o.etag} for o in listing.objects]
-        check_can_list(files)
+        check_can_list(
+            longest_listed(
+                files,
+                in_folder=isinstance(store, FolderStore),
+                prove=self.step.prove,
+                unpack=self.step.unpack,
+            )
+        )
         if streams:
             check_stageable(store, Cache(layout.cache), listing.objects)
             self.log.info(
@@ -128,6 +137,7 @@ class StageData(StepTry[StageDataStep]):
             self._made_of(listing.fingerprint, code),
             {name: step.fixed() for name, step in self.context.later.items()},
             self.step.manifest.get("earlier_digests", ()),
+            self.step.selection,
         )
         write_part(
             layout,
@@ -312,6 +322,30 @@ class StageData(StepTry[StageDataStep]):
             "code %s: %d files from %s", code.digest[:19], len(code.files), self.step.code
         )
         return code
+
+
+def longest_listed(
+    files: Sequence[Mapping[str, Any]], *, in_folder: bool, prove: bool, unpack: bool
+) -> list[Mapping[str, Any]]:
+    """Files of a dataset, each as long as the lineage may come to list it once it is here.
+
+    Args:
+        files: as they are listed before.
+        in_folder: whether they are a folder's, of which no digest is found out as they come.
+        prove: whether the lineage has a digest of each.
+        unpack: whether archives become folders, and the lineage has a digest of them.
+    """
+    from ddl_airflow.storage.archives import suffix_of  # no parse needs it
+
+    # Of an object the store knows an MD5 or a SHA-256: ``Fetched.proved``. The latter is longer.
+    found = {"sha256": "0" * 64}
+    if prove and not in_folder:
+        found |= _MD5_OF_PARTS
+    all_have = prove or not in_folder
+    return [
+        {**file, **found} if all_have or (unpack and suffix_of(str(file["key"]))) else file
+        for file in files
+    ]
 
 
 def _who_trains(layout: RunLayout, connections: FindConnection) -> str:

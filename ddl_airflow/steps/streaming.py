@@ -18,7 +18,7 @@ from ddl_airflow.core.job import JobHandle
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.sections.launchers import cannot_stream, launcher_kind
 from ddl_airflow.core.plan import TrainStep
-from ddl_airflow.lineage.record import read_part
+from ddl_airflow.lineage.record import read_part, selected_by
 from ddl_airflow.steps.base import Site, TransferLog
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.fingerprint import file_sha256
@@ -66,6 +66,7 @@ def streamed(step: TrainStep, layout: RunLayout, site: Site, log: Any) -> Iterat
         Cache(layout.cache),
         layout.staged,
         Listing(objects, listed["fingerprint"]),
+        selection=selected_by(layout),
         closed_cache=layout.ranks_group is not None,
         workers=site.transfer_workers,
         progress=TransferLog(log, "staged"),

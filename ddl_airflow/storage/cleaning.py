@@ -98,6 +98,7 @@ def clean_workspace(
     workspace: Path,
     rules: Rules,
     is_open: Callable[[str, str], bool] = lambda _dag_id, _run_id: False,
+    may_run: Callable[[Path], bool] = lambda _note: True,
     *,
     dry_run: bool = False,
 ) -> Iterator[Removed]:
@@ -113,32 +114,60 @@ def clean_workspace(
         workspace: the site's.
         rules: what to keep.
         is_open: whether Airflow has not ended the run of a DAG id and a run id.
+        may_run: whether the job that is noted in a file may wait or run, as its scheduler says. It
+            is asked where the rules do not keep the run: the note of a job that was cancelled may
+            stay.
         dry_run: to remove nothing.
 
     Raises:
         StagingError: what is there cannot be read or removed.
     """
     with os_errors(workspace):
-        yield from _runs(workspace, rules.runs, is_open, dry_run)
-        yield from _experiments(workspace, rules, is_open, dry_run)
+        use = _Use(is_open, may_run)
+        yield from _runs(workspace, rules.runs, use, dry_run)
+        yield from _experiments(workspace, rules, use, dry_run)
         if rules.cache_bytes is not None:
             yield from _cache(workspace, rules.cache_bytes, dry_run)
+
+
+@dataclass(frozen=True)
+class _Use:
+    """Who is asked what is in use: as ``clean_workspace`` has them."""
+
+    is_open: Callable[[str, str], bool]
+    may_run: Callable[[Path], bool]
+
+    def run_is_open(self, run: Mapping[str, Any], layout: RunLayout) -> bool:
+        run_id = run.get("run_id")
+        return isinstance(run_id, str) and self.is_open(layout.dag_id, run_id)
+
+    def has_job(self, layout: RunLayout, keep: timedelta | None) -> bool:
+        """Whether a scheduler has a job of the run, or may have."""
+        note = layout.scheduled_job
+        if not note.exists():
+            return False
+        return not _is_older(layout, keep) or self.may_run(note)
+
+
+def _is_older(layout: RunLayout, keep: timedelta | None) -> bool:
+    age_s = time.time() - _last_change(layout)
+    return keep is not None and age_s >= max(keep.total_seconds(), LEFT_S)
 
 
 def _runs(
     workspace: Path,
     keep: timedelta | None,
-    is_open: Callable[[str, str], bool],
+    use: _Use,
     dry_run: bool,
 ) -> Iterator[Removed]:
     # Others may go on with the experiment of a run, which has the run's name.
-    wanted = _wanted(workspace, is_open) if keep is not None else ()
+    wanted = _wanted(workspace, keep, use) if keep is not None else ()
     for dag in _folders(workspace / "runs"):
         yield from _half_removed(dag, dry_run)
         for root in _folders(dag):
             layout = RunLayout(workspace, dag.name, root.name)
             age_s = time.time() - _last_change(layout)
-            if age_s < LEFT_S or root.name in wanted or _in_use(layout, is_open):
+            if age_s < LEFT_S or root.name in wanted or _in_use(layout, keep, use):
                 continue
             if keep is None or age_s < keep.total_seconds():
                 yield from _left_in(root, dry_run)
@@ -148,18 +177,15 @@ def _runs(
             yield from _removed("run", folders, layout.state, dry_run)
 
 
-def _in_use(layout: RunLayout, is_open: Callable[[str, str], bool]) -> bool:
-    if layout.scheduled_job.exists():
-        return True
+def _in_use(layout: RunLayout, keep: timedelta | None, use: _Use) -> bool:
     with suppress(FileNotFoundError):  # no other run ever worked there
         if holder_of(layout.experiment):
             return True
     with suppress(FileNotFoundError, FileRefused):
         run = _run_of(layout)
-        if _works_in(str(run.get("experiment") or ""), layout):
+        if _works_in(str(run.get("experiment") or ""), layout) or use.run_is_open(run, layout):
             return True
-        return _is_open(run, layout, is_open)
-    return False
+    return use.has_job(layout, keep)  # last: others need not be asked
 
 
 def _run_of(layout: RunLayout) -> dict[str, Any]:
@@ -176,13 +202,6 @@ def _run_of(layout: RunLayout) -> dict[str, Any]:
         return {}
     own = run.get("experiment") == layout.training_id
     return {"run_id": run.get("run_id"), "experiment": None if own else run.get("experiment")}
-
-
-def _is_open(
-    run: Mapping[str, Any], layout: RunLayout, is_open: Callable[[str, str], bool]
-) -> bool:
-    run_id = run.get("run_id")
-    return isinstance(run_id, str) and is_open(layout.dag_id, run_id)
 
 
 def _works_in(experiment: str, layout: RunLayout) -> bool:
@@ -209,12 +228,11 @@ def _left_in(root: Path, dry_run: bool) -> Iterator[Removed]:
                 _delete(path)
 
 
-def _experiments(
-    workspace: Path, rules: Rules, is_open: Callable[[str, str], bool], dry_run: bool
-) -> Iterator[Removed]:
+def _experiments(workspace: Path, rules: Rules, use: _Use, dry_run: bool) -> Iterator[Removed]:
     folder = experiments(workspace)
     yield from _half_removed(folder, dry_run)
-    wanted = _wanted(workspace, is_open) if rules.experiments is not None else ()
+    named = rules.experiments
+    wanted = _wanted(workspace, named, use) if named is not None else ()
     for experiment in _folders(folder):
         if experiment.name in wanted:
             continue
@@ -227,7 +245,7 @@ def _experiments(
             yield from _removed("experiment", [experiment], None if own else experiment, dry_run)
 
 
-def _wanted(workspace: Path, is_open: Callable[[str, str], bool]) -> set[str]:
+def _wanted(workspace: Path, keep: timedelta, use: _Use) -> set[str]:
     """The experiments with a name that runs which have not ended are to go on with."""
     wanted = set()
     for dag in _folders(workspace / "runs"):
@@ -237,7 +255,7 @@ def _wanted(workspace: Path, is_open: Callable[[str, str], bool]) -> set[str]:
                 run = _run_of(layout)
                 experiment = str(run.get("experiment") or "")
                 if is_experiment(experiment) and (
-                    layout.scheduled_job.exists() or _is_open(run, layout, is_open)
+                    use.run_is_open(run, layout) or use.has_job(layout, keep)
                 ):
                     wanted.add(experiment)
     return wanted

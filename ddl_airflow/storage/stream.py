@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ddl_airflow.core.errors import SourceMissing, StagingError, TransferCorrupt
+from ddl_airflow.core.selection import ALL, Selection
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.staging import Listing, StagedDataset, list_dataset, say_failed, stage
 from ddl_airflow.storage.store import ObjectStore
@@ -31,6 +32,7 @@ class Stream:
 
     Args:
         store, cache, destination, listing, closed_cache, workers, progress: as ``stage`` has them.
+        selection: by which the listing was made.
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class Stream:
         destination: Path,
         listing: Listing,
         *,
+        selection: Selection = ALL,
         closed_cache: bool = False,
         workers: int = 8,
         progress: Progress = lambda *_: None,
     ) -> None:
         self._store, self._cache, self._destination = store, cache, destination
-        self._listing, self._closed_cache, self._workers = listing, closed_cache, workers
+        self._listing, self._selection = listing, selection
+        self._closed_cache, self._workers = closed_cache, workers
         self._progress = progress
         self._error: BaseException | None = None
         self._done: StagedDataset | None = None
@@ -135,7 +139,7 @@ class Stream:
         if not isinstance(error, (SourceMissing, TransferCorrupt)):
             return error
         try:
-            now = list_dataset(self._store).objects
+            now = list_dataset(self._store, self._selection).objects
         except StagingError as unlisted:
             now = [] if isinstance(unlisted, SourceMissing) else self._listing.objects
         other = sorted({*self._listing.objects} - {*now})

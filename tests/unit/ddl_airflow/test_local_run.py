@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from ddl_airflow.launchers.processes import marked
 from ddl_airflow.local_run import where_it_is
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.storage.s3_client import client_by_connection
-from tests.limits import within
+from tests.limits import until, within
 
 # At its end it tells what of Airflow has been loaded.
 CALL = [
@@ -147,6 +148,50 @@ def test_a_run_that_failed_goes_on_when_it_is_mended(call, manifest, tmp_path):
     assert records == ["try-1", "try-2"]
     assert "state       running, train done" in told(run_folder(tmp_path))
     assert (tmp_path / again.stdout.splitlines()[1].removeprefix("logs: ")).is_dir()
+
+
+def test_how_to_go_on_says_all_that_a_step_is_told_again(call, manifest, tmp_path):
+    """Of its settings the run knows itself; where data and results are, it is told each time."""
+    path = manifest("raise SystemExit(3)", more="parameters: {rate: 0.5}\n")
+    (path.parent / "data").rename(tmp_path / "my data")
+    (tmp_path / "kinds").write_text("compute: {cpu: {slots: 1}}\n")
+    options = ["--data", "my data", "--publish"]
+    failed = call(path, *options, "--compute", "kinds", "--set", "rate=0.25")
+    hint = failed.stderr.splitlines()[-2]
+    begun, steps = hint.split(" --step ", 1)
+    assert steps == "train --step transform --step upload-results", failed.stderr
+    assert begun.endswith("run dags/manifest.yml --data 'my data' --publish --compute kinds")
+    again = call(*shlex.split(begun.partition(" run ")[2]), "--step", "train")
+    assert "code 3" in again.stderr.splitlines()[-1], again.stderr
+    # What the environment says, it says to whoever goes on.
+    failed = call(path, *options, AIRFLOW__DDL__COMPUTE="kinds")
+    assert "dags/manifest.yml --data 'my data' --publish --step train" in failed.stderr
+
+
+def test_a_training_that_is_skipped_says_so(call, manifest, tmp_path):
+    """Another one works in its experiment."""
+    path = manifest(
+        """
+        import os, time
+        open(os.environ["RESULT_DIR"] + "/up", "w").close()
+        time.sleep(600)
+        """,
+        more="experiment: {name: wide, when_busy: skip}\n",
+    )
+    process = subprocess.Popen(
+        [*CALL, "run", path], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        until(lambda: any(tmp_path.glob(".ddl-run/runs/small/*/result/up")), 60)
+        first = run_folder(tmp_path)
+        skipped = call(path)
+        assert skipped.returncode == 0, skipped.stderr
+        assert "Skipped, as experiment.when_busy says" in skipped.stderr
+        (second,) = {*first.parent.iterdir()} - {first}
+        assert "state       skipped, train" in told(second)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=within(60))
 
 
 def test_ctrl_c_ends_the_ranks(manifest, tmp_path):

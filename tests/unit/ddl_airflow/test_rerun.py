@@ -147,17 +147,18 @@ def test_the_weights_are_noted_while_the_model_trains(place, record, trained):
 
 
 def test_the_folder_has_the_manifest_and_the_scripts_of_its_run(place, trained, tmp_path):
-    done = call(tmp_path, "rerun", place, "--to", "again")
+    done = call(tmp_path, "rerun", place, "--to", "made again")
     assert done.returncode == 0, done.stderr
-    assert "ddl-airflow run again/manifest.yml" in done.stdout
-    manifest = load_manifest(tmp_path / "again" / "manifest.yml")
+    assert done.stdout.endswith(": ddl-airflow run 'made again/manifest.yml'\n")
+    made = tmp_path / "made again"
+    manifest = load_manifest(made / "manifest.yml")
     assert manifest.parameters["epochs"].default == 2
     assert manifest.world_size == 2 and manifest.lineage.prove
-    assert (tmp_path / "again" / "train.py").read_bytes() == (trained / "train.py").read_bytes()
-    assert str(trained / "data") in (tmp_path / "again" / "manifest.yml").read_text()
-    assert call(tmp_path, "run", "again/manifest.yml", "--dry-run").returncode == 0
-    done = call(tmp_path, "rerun", place, "--to", "again")
-    assert done.returncode == 1 and "again is there, and is not empty" in done.stderr
+    assert (made / "train.py").read_bytes() == (trained / "train.py").read_bytes()
+    assert str(trained / "data") in (made / "manifest.yml").read_text()
+    assert call(tmp_path, "run", "made again/manifest.yml", "--dry-run").returncode == 0
+    done = call(tmp_path, "rerun", place, "--to", "made again")
+    assert done.returncode == 1 and "made again is there, and is not empty" in done.stderr
 
 
 def test_a_training_that_is_deterministic_is_proved_to_be_the_same(place, tmp_path):

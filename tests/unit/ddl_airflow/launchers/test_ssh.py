@@ -286,9 +286,45 @@ def test_a_host_that_is_gone_for_good_does_not_hold_up_the_next_try(said, disks,
     placement._ending.set()
     saved_in(tmp_path / "run-h0", "step-90000")
     disks.append("h0")
-    Placement(Ssh(), replace(next_try(first, 2), hosts=("h1",), nodes=1), LOG).send()
+    job = replace(next_try(first, 2), hosts=("h1",), nodes=1)
+    second = Placement(Ssh(), job, LOG)
+    second.send()
     assert "h0: what was saved there since could not be brought" in caplog.text
-    assert not (first.record_dir / "placed").exists()
+    second.start()
+    assert (first.record_dir / "placed").exists()
+    # Its ranks have started, and save what is newer.
+    there = tmp_path / "run-h1" / job.record_dir.relative_to(tmp_path / "run")
+    (there / "rank-0.json").write_text("{}")
+    until(lambda: not (first.record_dir / "placed").exists(), 20)
+    second._ending.set()
+    assert (job.record_dir / "placed").read_text() == "h1\n"
+
+
+@pytest.mark.parametrize("comes_to", ["its files", "mpirun", "ranks that ended"])
+def test_a_host_that_comes_back_has_what_it_saved_where_no_ranks_started_since(
+    said, disks, tmp_path, comes_to
+):
+    """It went, and the try after that failed early on other hosts."""
+    first, placement = first_try(tmp_path / "run")
+    placement._ending.set()
+    saved_in(tmp_path / "run-h0", "step-90000")
+    disks.append("h0")
+    job = replace(next_try(first, 2), hosts=("h1",), nodes=1)
+    second = Placement(Ssh(), job, LOG)
+    second.send()
+    if comes_to == "its files":
+        second.take_back()
+    else:
+        second.start()
+        there = tmp_path / "run-h1" / job.record_dir.relative_to(tmp_path / "run")
+        if comes_to == "ranks that ended":
+            saved_in(tmp_path / "run-h1", "step-100000")
+            (there / "rank-0.json").write_text("{}")
+        second.finish(["h1"])
+    disks.clear()
+    Placement(Ssh(), next_try(first, 3), LOG).send()
+    expected = "step-100000" if comes_to == "ranks that ended" else "step-90000"
+    assert saved_in(tmp_path / "run") == saved_in(tmp_path / "run-h0") == [expected]
 
 
 def test_what_ended_well_is_not_asked_for_again(said, disks, tmp_path):

@@ -369,6 +369,62 @@ def test_a_withdrawn_model_that_only_the_history_still_has_stays_away(results, t
     assert promote(results, "digits", bad)["publication"] == bad  # a person may
 
 
+@pytest.mark.parametrize("fails_in", ["put_if", "restore"])
+def test_after_an_error_that_may_have_come_too_late_nobody_goes_back_twice(
+    results, capsys, monkeypatch, fails_in
+):
+    """Whoever repeats the command would go one further back, from a good model."""
+
+    def fails(*_):
+        raise StagingError("the answer was lost.")
+
+    put_if = FolderStore.put_if
+
+    def loses_the_answer(*asked):
+        put_if(*asked)
+        fails()
+
+    with monkeypatch.context() as patched:
+        if fails_in == "put_if":
+            patched.setattr(FolderStore, "put_if", loses_the_answer)
+        else:
+            patched.setattr("ddl_airflow.lineage.production.restore", fails)
+        place = f"{results.uri}/digits"
+        assert cli.main(["rollback", place]) == 1
+    assert read_pointer(results, "digits", PRODUCTION)["training_id"] == "digits-2"
+    said = capsys.readouterr().err
+    changed = {"put_if": "may have changed", "restore": "has changed"}[fails_in]
+    assert f"ddl-airflow: the answer was lost. Production {changed} all the same" in said
+    assert said.endswith(
+        f"Look what serves before you go back again: ddl-airflow production {place}\n"
+    )
+
+
+@pytest.mark.parametrize("fails_in", ["read_version", "put_if"])
+def test_an_error_that_came_in_time_says_nothing_of_a_change(
+    results, capsys, monkeypatch, fails_in
+):
+    """Others were faster, and then the store cannot be read."""
+
+    def fails(*_):
+        raise StagingError("it is away.")
+
+    def is_late(*_):
+        monkeypatch.setattr("ddl_airflow.lineage.production.missing_from", fails)
+        return False
+
+    place = f"{results.uri}/digits"
+    monkeypatch.setattr(FolderStore, "put_if", is_late)
+    if fails_in == "read_version":
+        monkeypatch.setattr("ddl_airflow.lineage.production._read", fails)
+    assert cli.main(["rollback", place]) == 1
+    assert capsys.readouterr().err == "ddl-airflow: it is away.\n"
+    # That one may be asked for again and again.
+    monkeypatch.setattr(FolderStore, "put_if", fails)
+    assert cli.main(["rollback", place, "--to", "digits-2"]) == 1
+    assert capsys.readouterr().err == "ddl-airflow: it is away.\n"
+
+
 def test_commands(results, capsys):
     place = f"{results.uri}/digits"
     assert cli.main(["production", place]) == 0

@@ -1,12 +1,39 @@
 from __future__ import annotations
 
+import json
+import os
+import time
+
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
+from ddl_airflow.core.job import StartedJob
+from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.lineage.production import LATEST, point
 from ddl_airflow.operators.clean import clean_dag
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.publication import publish
+
+
+@pytest.mark.parametrize("state", ["pending", "lost"])
+def test_a_run_whose_cancelled_job_nobody_dealt_with_goes(
+    workspace, context_of, monkeypatch, cluster, job, state
+):
+    """Its task was marked failed while it was deferred: the trigger cancels the job, no more."""
+    monkeypatch.setenv("AIRFLOW__DDL__KEEP_RUNS", "30d")
+    monkeypatch.setattr("ddl_airflow.operators.clean.run_is_open", lambda *_: False)
+    layout = RunLayout(workspace, "digits", "digits-1")
+    layout.create()
+    started = StartedJob(cluster.submit(cluster.render(job().spec)), time.time(), {}, None)
+    layout.scheduled_job.write_text(json.dumps(started.dump()))
+    cluster.set(1, state)
+    ago = time.time() - 40 * 86400
+    for path in (*layout.root.rglob("*"), layout.root):
+        os.utime(path, (ago, ago))
+    monkeypatch.setattr("ddl_airflow.storage.cleaning._changed", lambda found: found.st_mtime)
+    (task,) = clean_dag().tasks
+    task.execute(context_of("ddl-clean"))
+    assert layout.root.exists() is (state == "pending")
 
 
 def test_a_place_that_cannot_be_opened_keeps_nothing_else_from_being_cleaned(

@@ -43,6 +43,8 @@ from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.operators.transform import TransformOperator
 from ddl_airflow.operators.upload import UploadResultsOperator
 from ddl_airflow.site import training_of
+from ddl_airflow.steps.stage import longest_listed
+from ddl_airflow.storage.download import Check
 from ddl_airflow.storage.filesystem import FolderStore, alone_in
 from ddl_airflow.storage.publication import publish
 from ddl_airflow.storage.s3_client import s3_client
@@ -102,6 +104,38 @@ def test_more_objects_than_a_record_can_list_are_refused_before_they_are_fetched
         stage().execute(context_of("staging"))
     assert not layout.cache.exists() and not layout.staged.exists()
     assert not (layout.kept / "lineage" / "stage_data.json").exists()
+
+
+@pytest.mark.parametrize("more", [{}, {"prove": True}, {"unpack": True}], ids=str)
+def test_objects_are_counted_with_the_digests_that_a_record_will_have_of_them(
+    stage, layout, tmp_path, context_of, monkeypatch, more
+):
+    """Else what is too long is refused when all of it has been fetched."""
+    for number in range(50):
+        (tmp_path / "input" / f"{number}.{'zip' if 'unpack' in more else 'bin'}").write_bytes(b"x")
+    monkeypatch.setattr("ddl_airflow.lineage.record.MOST_BYTES", 10_000)
+    task = stage()
+    task.step = replace(task.step, **more)
+    for name, value in more.items():
+        setattr(task, name, value)
+    if not more:  # of a folder nothing else is found out
+        task.execute(context_of("staging"))
+        return
+    with pytest.raises(AirflowFailException, match="53 objects.* larger than 9,375 bytes"):
+        task.execute(context_of("staging"))
+    assert not layout.cache.exists() and not layout.staged.exists()
+
+
+@pytest.mark.parametrize("prove", [True, False])
+def test_no_object_of_a_bucket_is_listed_longer_than_it_is_counted(prove):
+    """As ``Check.proved`` has it, with or without the digest of what lies there."""
+    check = Check("md5-of-parts", part_size=5 * 2**40)
+    found = [check.proved(name) for name in ("md5", "md5-of-parts")]
+    found += [replace(check, expected="f" * 64).proved("sha256")]
+    (counted,) = longest_listed([{"key": "a"}], in_folder=False, prove=prove, unpack=False)
+    for one in found:
+        listed = {"key": "a"} | one | ({"sha256": "f" * 64} if prove else {})
+        assert len(json.dumps(listed, indent=2)) <= len(json.dumps(counted, indent=2))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from ddl_airflow.core.job import JobState, JobStatus, RankFailure
 from ddl_airflow.launchers.fake import FakeLauncher
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.steps import job as steps_job
-from ddl_airflow.steps.job import RunningJob, ScheduledJob
+from ddl_airflow.steps.job import RunningJob, ScheduledJob, may_run
 from tests.limits import within
 from tests.unit.ddl_airflow.conftest import FakeScheduler
 
@@ -402,6 +402,38 @@ def test_a_job_that_nobody_wants_any_more_is_ended(job, process, cluster, tmp_pa
     process().give_up()
     assert cluster.state(1) == ("succeeded" if state == "succeeded" else "lost")
     assert process().adopt() is None
+
+
+@pytest.mark.parametrize(
+    ("state", "may"),
+    [("pending", True), ("running", True), ("lost", False), ("failed", False)],
+)
+def test_a_job_may_run_until_its_scheduler_says_that_it_has_ended(
+    job, process, cluster, tmp_path, state, may
+):
+    one = process()
+    assert not may_run(one._kept)
+    one.submit(job().spec, tmp_path / "progress")
+    cluster.set(1, state)
+    assert may_run(one._kept) is may
+
+
+def test_a_job_of_which_nothing_is_known_may_run(job, process, cluster, tmp_path, monkeypatch):
+    one = process()
+    one.submit(job().spec, tmp_path / "progress")
+
+    def away(*_):
+        raise LaunchError("the controller is away")
+
+    never = JobStatus(JobState.FAILED, reason="It never starts.", permanent=True)
+    for status in (away, lambda *_: never):  # what never starts still waits
+        monkeypatch.setattr(FakeScheduler, "status", status)
+        assert may_run(one._kept)
+    monkeypatch.undo()  # here that scheduler is not known
+    assert may_run(one._kept)
+    for text in ("{}", "no JSON"):
+        one._kept.write_text(text)
+        assert may_run(one._kept)
 
 
 def test_a_job_that_is_refused_for_good_is_not_looked_for(job, process, cluster, tmp_path):

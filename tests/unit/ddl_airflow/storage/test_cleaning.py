@@ -106,6 +106,46 @@ def test_a_run_in_use_stays_however_old_it_is(run, tmp_path):
     assert not works.root.exists() and not open_run.root.exists()
 
 
+def test_a_run_whose_job_was_cancelled_goes_once_its_scheduler_says_so(run, tmp_path):
+    """Nobody takes the note of that job away: its task was ended, and none came after."""
+    names = ("gone", "waits", "open", "young")
+    gone, waits, open_run, young = (run(name, 40.0 if name != "young" else 20) for name in names)
+    for layout in (gone, waits, open_run, young):
+        layout.scheduled_job.write_text("{}")
+        age(layout.root, 20 if layout is young else 40)
+    asked = []
+
+    def may_run(note):
+        asked.append(note)
+        return note == waits.scheduled_job
+
+    def is_open(dag_id, run_id):
+        return run_id == "open"
+
+    for dry_run in (True, False):
+        removed = clean_workspace(tmp_path, KEEP, is_open, may_run, dry_run=dry_run)
+        assert {one.place for one in removed} == {str(gone.root), str(gone.experiment)}
+    assert left(tmp_path) == sorted(2 * ["open", "waits", "young"])
+    # A run that stays is nobody's business.
+    assert {*asked} == {gone.scheduled_job, waits.scheduled_job}
+
+
+def test_a_named_experiment_stays_for_a_job_until_its_scheduler_says_that_it_has_ended(
+    run, tmp_path
+):
+    rules = Rules(experiments=timedelta(days=30))
+    for name in ("gone", "waits", "young"):
+        layout = run(name, 40.0 if name != "young" else 20)
+        named = replace(layout, experiment_id=f"of-{name}")
+        fix_run(named, name, {}, {})
+        layout.scheduled_job.write_text("{}")
+        named.experiment.mkdir()
+        for folder in (layout.root, named.experiment):
+            age(folder, 20 if folder == layout.root and name == "young" else 40)
+    (gone,) = clean_workspace(tmp_path, rules, may_run=lambda note: "waits" in str(note))
+    assert gone.place == str(tmp_path / "experiments" / "of-gone")
+
+
 def test_a_run_of_a_named_experiment_stays_while_its_process_works(run, tmp_path):
     """It keeps others out of the experiment, and not out of its own folder."""
     works, ended = run("works"), run("ended")

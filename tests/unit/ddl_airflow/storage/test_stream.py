@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 
 import pytest
 
 from ddl_airflow.core.errors import AccessDenied, NoSpace, StagingError, TransferCorrupt
+from ddl_airflow.core.selection import Selection
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.staging import list_dataset, stage
@@ -191,6 +193,21 @@ def test_data_that_changed_need_another_listing_and_no_other_try(stream, store, 
         ) as e:
             coming.finish()
     assert not e.value.retryable
+
+
+def test_changed_data_are_told_though_not_all_of_the_place_may_be_listed(store, cache, tmp_path):
+    """As where a disk's ``lost+found`` is left out."""
+    os.mkfifo(tmp_path / "source" / "pipe.old")  # no listing of the whole place passes it
+    left_out = Selection(exclude=("*.old",))
+    listing = list_dataset(store, left_out)
+    opened(store, "a")
+    with Stream(store, cache, tmp_path / "data", listing, selection=left_out) as coming:
+        until(coming.ready, 10)
+        store.put_bytes("b", b"another")
+        opened(store, *KEYS)
+        with pytest.raises(StagingError, match="b changed, or went, after stage_data") as caught:
+            coming.finish()
+    assert not caught.value.retryable
 
 
 def test_an_object_that_went_needs_another_listing(stream, store):
