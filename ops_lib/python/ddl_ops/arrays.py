@@ -192,7 +192,7 @@ def digests(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     found = np.zeros((len(arrays), _DIGEST_WORDS), np.int64)
     for digest, array in zip(found, arrays, strict=True):
         hashed = hashlib.blake2b(f"{array.dtype}{array.shape}".encode(), digest_size=32)
-        hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         digest[:] = np.frombuffer(hashed.digest(), np.uint32)
     return found
 

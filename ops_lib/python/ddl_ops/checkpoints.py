@@ -173,7 +173,7 @@ def newest_model(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
         # A link may lead to a model that was damaged, and has been moved, or that was removed.
         if not path.name.startswith(".") and path.is_file()
     ]
-    passed_over = []
+    passed_over: list[Path] = []
     for found in _keras_newest_first(models):
         name = found.path.name
         if _noted_epochs(found.path) is not None or re.fullmatch(r"model-\d+\.keras", name):

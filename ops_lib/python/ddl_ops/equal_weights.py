@@ -239,10 +239,8 @@ def require_equal(variables: Sequence[Any]) -> None:
         return
     worst = max(apart, key=lambda row: distances[row].max())
     ranks = np.flatnonzero(distances[worst] > 1.0).tolist()
-    names = _named(
-        list(map(_path, variables)),
-        [differing[row] for row in (worst, *(r for r in apart if r != worst))],
-    )
+    rows = (worst, *(row for row in apart if row != worst))
+    names = _named([_path(variables[differing[row]]) for row in rows])
     verb = "has" if len(ranks) == 1 else "have"
     raise WeightsDifferError(
         f"The ranks have ended fit() with different weights: rank{'s' * (len(ranks) > 1)} "

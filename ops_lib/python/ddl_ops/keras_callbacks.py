@@ -254,7 +254,9 @@ class MetricAverageCallback(keras.callbacks.Callback):
             return
         # Keras has zeros for a metric that no batch has updated. Validation needs none.
         counts = {
-            name: (trained or name.startswith("val_")) and np.shape(logs.get(name)) == shape
+            name: (trained or name.startswith("val_"))
+            and name in logs
+            and np.shape(logs[name]) == shape
             for name, shape in shapes.items()
         }
         values = {
@@ -295,6 +297,8 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
 
     Raises ValueError if there is neither filepath nor CHECKPOINT_DIR; else as ModelCheckpoint.
     """
+
+    best: Any  # ModelCheckpoint's
 
     def __init__(
         self, filepath: str | os.PathLike[str] | None = None, *args: Any, **options: Any
@@ -356,8 +360,10 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
         save(partial, overwrite=True)
         if partial.endswith(".keras"):
             value = (logs or {}).get(self.monitor)
-            known = self.save_best_only and value is not None and np.ndim(value) == 0
-            note_epochs(partial, done, {self.monitor: float(value)} if known else None)
+            best = None
+            if self.save_best_only and value is not None and np.ndim(value) == 0:
+                best = {self.monitor: float(value)}
+            note_epochs(partial, done, best)
         os.replace(partial, path)
         if self.verbose:
             print(f"\nEpoch {epoch + 1}: saved {path}", flush=True)

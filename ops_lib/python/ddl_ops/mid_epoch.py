@@ -151,7 +151,7 @@ def _send_to_rank_0(owner: int, path: Path) -> None:
         broadcast([piece], owner)
         if PLACEMENT.rank == 0:
             with path.open("ab") as file:
-                file.write(piece)
+                file.write(piece.data)
                 _to_disk(file)
 
 

@@ -122,7 +122,7 @@ def _allreduce_n_gradient(op: tf.Operation, *upstreams: tf.Tensor) -> Sequence[t
     how = _linear_or_extreme(op)
     if how not in ("min", "max"):
         return _all_reduce_n(op, upstreams, how)
-    found = []
+    found: list[tf.Tensor] = []
     for mine, extreme, upstream in zip(op.inputs, op.outputs, upstreams, strict=True):
         with tf.control_dependencies(found[-1:]):  # collectives in one order
             found.append(_extreme_gradient(op, mine, extreme, upstream))

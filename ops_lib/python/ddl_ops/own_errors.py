@@ -71,7 +71,7 @@ def shortened(
     ended = "has already ended its script" in sentence and "broadcasts" not in sentence
     if ended and _is_in_fit(traceback):
         sentence = f"{sentence} {_IN_KERAS}"
-    short: BaseException = type(error)(None, None, sentence)  # type: ignore[arg-type]
+    short: BaseException = type(error)(None, None, sentence)
     short.__cause__, short.__context__ = error.__cause__, error.__context__
     short.__suppress_context__ = error.__suppress_context__
     return short, _frames_of_script(traceback)

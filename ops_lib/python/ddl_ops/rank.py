@@ -485,10 +485,10 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
     logged = directory and not given
     if 0 < code < 128 and logged:
         last, earlier = _last_line(_log_path(environ, rank)), record.earlier_exception()
-        said = [f"its last line: {last}"] if last else []
-        said += [f"an earlier Python ended with {earlier}"] if earlier else []
-        if said:
-            ended["reason"] = "; ".join(said)
+        reasons = [f"its last line: {last}"] if last else []
+        reasons += [f"an earlier Python ended with {earlier}"] if earlier else []
+        if reasons:
+            ended["reason"] = "; ".join(reasons)
     # First: what is left may be another user's, or not end.
     record.write(**ended)
     _end_what_is_left()

@@ -91,9 +91,10 @@ def run(
                 warnings.append(f"accuracy was not measured: {why}")
     tried = rows if labels is not None else min(rows, _ROWS_SHOWN)
     source = sample.path.name if sample else "zeros"
-    predicted, served = _outputs(predict, serve, list(_batches(feeds, specs, tried)), source)
-    predicted = {name: result[:tried] if result.ndim else result for name, result in predicted}
-    served = {name: result[:tried] if result.ndim else result for name, result in served}
+    outputs = _outputs(predict, serve, list(_batches(feeds, specs, tried)), source)
+    predicted, served = (
+        {name: result[:tried] if result.ndim else result for name, result in one} for one in outputs
+    )
     _require_sound(predicted, served, steps)
     if sample is not None:
         warnings += _softmax_of_probabilities(predicted, source)

@@ -113,7 +113,7 @@ def _start(run: Callable[..., Any], graph: Any, trained: set[str]) -> None:
         run(operation, {operation.inputs[1]: value})  # as Variable.load()
 
     keys = tf.compat.v1.GraphKeys
-    variables = {}
+    variables: dict[str, Any] = {}
     for key in (keys.GLOBAL_VARIABLES, keys.MODEL_VARIABLES, keys.MOVING_AVERAGE_VARIABLES):
         variables |= {one.op.name: one for one in graph.get_collection(key)}
     of_model = [

@@ -174,7 +174,7 @@ def _hook_optimizers() -> None:
     base.apply_gradients = _reducing(base.apply_gradients)
     _hook_subclasses(base)
 
-    def hook(cls: type, **kwargs: Any) -> None:
+    def hook(cls: type, /, **kwargs: Any) -> None:
         super(base, cls).__init_subclass__(**kwargs)
         _hook_own(cls)
 
@@ -183,7 +183,8 @@ def _hook_optimizers() -> None:
 
 
 def _hook_subclasses(kind: type) -> None:
-    for one in kind.__subclasses__():
+    below: list[type] = kind.__subclasses__()
+    for one in below:
         _hook_own(one)
         _hook_subclasses(one)
 

@@ -114,7 +114,7 @@ class WeightNotes:
 def _digest(value: Any) -> str:
     array = np.ascontiguousarray(value)
     digest = hashlib.blake2b(f"{array.dtype}{array.shape}".encode(), digest_size=_DIGEST_BYTES)
-    digest.update(memoryview(array.reshape(-1).view(np.uint8)))
+    digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

@@ -131,7 +131,7 @@ def config_team(
         raise ValueError(
             f"dl_comm.config_team(): alg is {alg!r}. Pass 0 (abrupt) or 1 (smooth transition)."
         )
-    plan = {
+    plan: dict[str, Any] = {
         "smooth": alg == 1,
         "ksteps": int(ksteps),
         "max_steps": _whole("config_team(): max_steps", max_steps, at_least=1),

@@ -12,7 +12,7 @@ and its ops' registrations, in TensorFlow's repository.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import tensorflow as tf
 from ddl_ops import collectives, gradients, tf1_hooks
@@ -21,7 +21,7 @@ from ddl_ops.environment import PLACEMENT
 v1 = tf.compat.v1
 
 # The error that the original raised where ranks differ.
-_MISMATCH = "failed_precondition"
+_MISMATCH: Final = "failed_precondition"
 
 __all__ = [
     "DistributedOptimizer",

@@ -199,7 +199,7 @@ def _settle_keras(itself: ModuleType) -> None:
         # TensorFlow looks for these outside its `src`.
         layers = importlib.import_module("tf_keras.src.legacy_tf_layers.normalization")
         normalization.normalization = layers
-        importlib.import_module("tf_keras.api._v1.keras").__version__ = keras_2.__version__
+        vars(importlib.import_module("tf_keras.api._v1.keras"))["__version__"] = keras_2.__version__
         return
     v1.keras = _Missing("tensorflow.keras")
     v1.layers = _Missing("tensorflow.layers")

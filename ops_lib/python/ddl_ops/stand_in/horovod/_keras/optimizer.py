@@ -7,7 +7,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
@@ -268,11 +268,11 @@ class _Distributed:
             )
 
     def _combined(self: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        gradients = self._marked(gradients, variables)
+        marked: list[Any] = self._marked(gradients, variables)
         ranks = self._hvd.reduction.ranks
-        if all(gradient is None or is_reduced(gradient, ranks) for gradient in gradients):
-            return gradients
-        return list(self._allreduce(gradients, variables))
+        if all(gradient is None or is_reduced(gradient, ranks) for gradient in marked):
+            return marked
+        return list(self._allreduce(marked, variables))
 
     def _update(self: Any, gradients: Sequence[Any], variables: Sequence[Any], update: Any) -> Any:
         # Without a counter it has added up nothing: a tape has combined all that there was.
@@ -299,7 +299,7 @@ class _Keras3(_Distributed):
 
         Keras gives a method of the class and arguments; see _class_below.
         """
-        made, *rest = super().__reduce__()  # type: ignore[misc]
+        made, *rest = cast(tuple[Any, ...], super().__reduce__())
         return getattr(type(self).__bases__[1], made.__name__), *rest
 
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:

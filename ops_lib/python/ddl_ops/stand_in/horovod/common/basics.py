@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 from ddl_ops import lifecycle
 from ddl_ops.environment import PLACEMENT
@@ -51,7 +51,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         look_after_training()
     _initialized = True
     if process_sets is not None and not isinstance(process_sets, str):
-        for one in process_sets:
+        for one in cast(Iterable[Any], process_sets):
             if one.process_set_id is None:
                 add_process_set(one)
 
