@@ -200,14 +200,17 @@ def test_what_rank_0_alone_has_restored_all_ranks_begin_with(ddl_run):
         "alone",
         "run",
         "callable",
+        "weights alone",
         "monitored",
         "partly",
         *["fit", "again"] * 2,
     ]
     assert [line.partition(":")[0] for line in first] == ways
     assert first == second, ended.output
-    saved, _, *gone_on = (json.loads(line.partition(":")[2]) for line in first[:6])
+    told = dict(line.split(": ", 1) for line in first)
+    saved = json.loads(told["saved"])
+    gone_on = [json.loads(told[way]) for way in ("alone", "run", "callable", "monitored")]
     assert saved[1] == 3 and all(values[1] == 4 for values in gone_on)  # with the global step
     assert gone_on == [gone_on[0]] * 4
     said = "ddl: rank 0: the ranks began with different weights"
-    assert ended.output.count(said) == 4 + 4  # and none where they were the same
+    assert ended.output.count(said) == 5 + 4  # and none where they were the same

@@ -19,8 +19,9 @@ from tensorflow.python.client import session as session_module  # noqa: TID253
 from ddl_ops.equal_weights import start_equal_in_session
 from ddl_ops.session_runs import Steps
 
-# Of each graph, the names of ops that give averaged gradients, and of the variables they are of.
-_trained: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
+# Of each graph, the names of ops that give averaged gradients, and of the variables they are of: one
+# op may give those of many.
+_trained: weakref.WeakKeyDictionary[Any, dict[str, set[str]]] = weakref.WeakKeyDictionary()
 # Of each session, the variables that have been compared.
 _compared: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 # Variables are read in parts of at most this, unless one alone is larger.
@@ -42,7 +43,7 @@ def note_trained(pairs: Iterable[tuple[Any, Any]]) -> None:
             continue
         if not gradient.graph.building_function:  # which no session runs
             of_graph = _trained.setdefault(gradient.graph, {})
-            of_graph[gradient.op.name] = variable.op.name
+            of_graph.setdefault(gradient.op.name, set()).add(variable.op.name)
 
 
 def begin_anew() -> None:
@@ -65,12 +66,13 @@ def hook_runs() -> None:
     def start(session: Any, fetches: Any) -> None:
         of_graph = _trained.get(session.graph)
         compared = _compared.get(session, set())
-        if not of_graph or compared.issuperset(of_graph.values()):
+        if not of_graph or all(map(compared.issuperset, of_graph.values())):
             return
         try:
-            trained = {of_graph[name] for name in steps.held(session.graph, fetches)}
+            held = steps.held(session.graph, fetches)
         except (KeyError, TypeError, ValueError):  # no fetches, of which the run itself says so
             return
+        trained = set().union(*map(of_graph.__getitem__, held))
         if trained <= compared:
             return
         _compared[session] = compared | trained

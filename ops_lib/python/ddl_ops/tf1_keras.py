@@ -97,7 +97,7 @@ def _for_fit(get_gradients: Callable[..., Any]) -> Callable[..., Any]:
         if not _averages_here(self):
             return found
         reduced = reduce_gradients(found)
-        session_starts.note_trained(zip(reduced, params, strict=True))
+        session_starts.note_trained(zip(reduced, tf.nest.flatten(params), strict=True))
         return reduced
 
     return get_reduced

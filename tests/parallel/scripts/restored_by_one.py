@@ -20,14 +20,15 @@ SAVED = Path(tempfile.mkdtemp(), "model.ckpt")
 
 
 def built():
-    """Two weights, whose gradient is that of the rank's own data; the step, and a saver."""
+    """Weights, whose gradient is that of the rank's own data, and a head; the op that trains them."""
     weights = tf.get_variable("weights", [2], initializer=tf.zeros_initializer())
     spare = tf.get_variable("spare", [2], initializer=tf.zeros_initializer())
     step = tf.train.get_or_create_global_step()
-    loss = tf.reduce_sum(weights**2 + weights * (RANK + 1.0))
+    head = tf.get_variable("head", [2], initializer=tf.zeros_initializer())
+    loss = tf.reduce_sum(weights**2 + weights * (RANK + 1.0) + head * RANK)
     optimizer = tf.train.MomentumOptimizer(0.1, 0.9)
-    train = optimizer.minimize(loss, step, var_list=[weights])
-    return train, [weights, step, optimizer.get_slot(weights, "momentum"), spare]
+    train = optimizer.minimize(loss, step, var_list=[weights, head])
+    return train, [weights, step, optimizer.get_slot(weights, "momentum"), head, spare]
 
 
 def saved():
@@ -45,9 +46,9 @@ def told(session, variables):
     return [np.asarray(session.run(one)).tolist() for one in variables]
 
 
-def restore(session):
+def restore(session, variables=None):
     if RANK == 0:
-        tf.train.Saver(tf.global_variables()).restore(session, str(SAVED))
+        tf.train.Saver(variables or tf.global_variables()).restore(session, str(SAVED))
 
 
 class Restoring(tf.train.SessionRunHook):
@@ -96,6 +97,12 @@ with tf.Graph().as_default(), tf.Session() as session:
     restore(session)
     session.make_callable(train)()
     say(f"callable: {told(session, variables)}")
+with tf.Graph().as_default(), tf.Session() as session:
+    train, variables = built()
+    session.run(tf.global_variables_initializer())
+    restore(session, variables[:1])
+    session.run(train)
+    say(f"weights alone: {told(session, variables)}")
 with tf.Graph().as_default():
     train, variables = built()
     with tf.train.MonitoredTrainingSession(hooks=[Restoring()]) as session:
@@ -107,7 +114,7 @@ with tf.Graph().as_default(), tf.Session() as session:  # what is trained has a 
         tf.variables_initializer([one for one in tf.global_variables() if "spare" not in one.name])
     )
     session.run(train)
-    say(f"partly: {told(session, variables[:3])}")
+    say(f"partly: {told(session, variables[:4])}")
 for kind in (keras, keras_in_tensorflow):
     model = kind.models.Sequential([kind.layers.Dense(1, input_shape=(2,))])
     model.compile(loss="mse", optimizer="sgd")
