@@ -19,8 +19,8 @@ from tensorflow.python.client import session as session_module  # noqa: TID253
 from ddl_ops.equal_weights import start_equal_in_session
 from ddl_ops.session_runs import Steps
 
-# Of each graph, the names of ops that give averaged gradients, and of the variables they are of: one
-# op may give those of many.
+# Of each graph, the names of ops that give averaged gradients, and of the variables that these are
+# of: one op may give those of many.
 _trained: weakref.WeakKeyDictionary[Any, dict[str, set[str]]] = weakref.WeakKeyDictionary()
 # Of each session, the variables that have been compared.
 _compared: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
@@ -57,8 +57,9 @@ def _in_order() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
+@functools.cache
 def hook_runs() -> None:
-    """Has sessions compare, however a step is run. Once."""
+    """Has sessions compare, however a step is run."""
     base = session_module.BaseSession
     run, make, make_for_keras = base.run, base.make_callable, base._make_callable_from_options
     steps = _TrainingSteps()
@@ -66,7 +67,9 @@ def hook_runs() -> None:
     def start(session: Any, fetches: Any) -> None:
         of_graph = _trained.get(session.graph)
         compared = _compared.get(session, set())
-        if not of_graph or all(map(compared.issuperset, of_graph.values())):
+        if not of_graph or not _in_order():
+            return
+        if all(map(compared.issuperset, of_graph.values())):
             return
         try:
             held = steps.held(session.graph, fetches)
@@ -76,8 +79,7 @@ def hook_runs() -> None:
         if trained <= compared:
             return
         _compared[session] = compared | trained
-        if _in_order():
-            _start(functools.partial(run, session), session.graph, trained)
+        _start(functools.partial(run, session), session.graph, trained)
 
     @functools.wraps(run)
     def run_equal(self: Any, fetches: Any, *args: Any, **kwargs: Any) -> Any:

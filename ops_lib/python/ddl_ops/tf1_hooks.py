@@ -55,10 +55,16 @@ def install() -> None:
     hook_initialisers()
     use_one_gpu()
     _hook_runs()
+    _hook_sessions()
+    if PLACEMENT.size > 1:
+        tf1_keras.hook_fits(session_starts.begin_anew)
+
+
+@functools.cache
+def _hook_sessions() -> None:
     if PLACEMENT.size > 1:
         _hook_restoring()
         session_starts.hook_runs()
-        tf1_keras.hook_fits(session_starts.begin_anew)
 
 
 def _hook_restoring() -> None:
@@ -258,6 +264,7 @@ def join() -> None:
         lifecycle.init("mpi_collectives", by_import=True)
     note_gradients()
     hook_initialisers()
+    _hook_sessions()
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import tensorflow as tf
-from ddl_ops import collectives, gradients, tf1_hooks
+from ddl_ops import collectives, gradients, session_starts, tf1_hooks
 from ddl_ops.environment import PLACEMENT
 
 v1 = tf.compat.v1
@@ -141,7 +141,9 @@ class DistributedOptimizer(v1.train.Optimizer):
         tf1_hooks.join()
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         gradients.note_explicit_averages("mpi_collectives.DistributedOptimizer")
-        return gradients.grads_reduce(pairs, sparse_as_dense=False)
+        reduced = gradients.grads_reduce(pairs, sparse_as_dense=False)
+        session_starts.note_trained(reduced)
+        return reduced
 
     def apply_gradients(
         self, grads_and_vars: Iterable[Any], global_step: Any = None, name: str | None = None

@@ -304,6 +304,42 @@ def a_mismatch_is_an_error_on_every_rank_and_the_next_one_runs() -> None:
 
 
 @check
+def what_rank_0_alone_has_restored_all_ranks_begin_with() -> None:
+    with tf.Graph().as_default(), tempfile.TemporaryDirectory() as folder:
+        w, v = (tf.get_variable(name, initializer=[1.0, 2.0]) for name in "wv")
+        optimizer = mpi.DistributedOptimizer(tf.train.GradientDescentOptimizer(0.5))
+        train = optimizer.minimize(tf.reduce_sum(w + v) * (2.0 * RANK))
+        saver = tf.train.Saver([w])
+        with mpi.Session() as session:
+            session.run(tf.global_variables_initializer())
+            if RANK == 0:
+                w.load([5.0, 6.0], session)
+                saver.restore(session, saver.save(session, f"{folder}/w"))
+            session.run(train)
+            step = 0.5 * (SIZE - 1)
+            assert session.run(w).tolist() == [5.0 - step, 6.0 - step], session.run(w)
+            assert session.run(v).tolist() == [1.0 - step, 2.0 - step], session.run(v)
+
+
+@check
+def sessions_that_rank_0_alone_restores_are_refused() -> None:
+    with tf.Graph().as_default(), tempfile.TemporaryDirectory() as folder:
+        step = tf.train.get_or_create_global_step()
+        optimizer = mpi.DistributedOptimizer(tf.train.GradientDescentOptimizer(0.5))
+        train = optimizer.minimize(tf.get_variable("w", initializer=1.0) * 2.0, step)
+        place = folder if RANK == 0 else None
+        for begun in ("anew", "from a checkpoint"):
+            try:
+                with tf.train.MonitoredTrainingSession(checkpoint_dir=place) as session:
+                    session.run(train)
+            except tf.errors.InvalidArgumentError as error:
+                assert "Give all ranks the same `checkpoint_dir`" in str(error), error
+                assert begun == "from a checkpoint"
+            else:
+                assert begun == "anew"
+
+
+@check
 def summaries_of_averages_in_the_supervisors_thread_are_refused() -> None:
     def slowly(value: np.ndarray) -> np.ndarray:
         time.sleep(0.01)

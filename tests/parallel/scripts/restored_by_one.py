@@ -20,7 +20,7 @@ SAVED = Path(tempfile.mkdtemp(), "model.ckpt")
 
 
 def built():
-    """Weights, whose gradient is that of the rank's own data, and a head; the op that trains them."""
+    """Weights and a head, whose gradients are those of the rank's data, and what trains them."""
     weights = tf.get_variable("weights", [2], initializer=tf.zeros_initializer())
     spare = tf.get_variable("spare", [2], initializer=tf.zeros_initializer())
     step = tf.train.get_or_create_global_step()
