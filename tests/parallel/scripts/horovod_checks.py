@@ -831,6 +831,62 @@ def optimizers_of_keras_2_add_up_several_passes() -> None:
 
 
 @check
+def two_networks_of_one_optimizer_add_up_each_its_own_passes() -> None:
+    """Also where gradients of both are computed before those of one are applied."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        generator, critic, idle = (v1.get_variable(name, initializer=0.0) for name in "gci")
+        optimizer = hvd.DistributedOptimizer(
+            v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2
+        )
+        computed = [
+            optimizer.compute_gradients((RANK + 1.0) * one, var_list=[one, idle])
+            for one in (generator, critic)
+        ]
+        given = [[pair for pair in pairs if pair[0] is not None] for pairs in computed]
+        train = dict(
+            zip("gc", map(optimizer.apply_gradients, (given[0], computed[1])), strict=True)
+        )
+        session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+        done = dict.fromkeys("gc", 0)
+        for which in "gcgccgcc":
+            session.run(train[which])
+            done[which] += 1
+            expected = [-2 * MEAN * (passes // 2) for passes in done.values()]
+            found = session.run([generator, critic])
+            assert np.allclose(found, expected), (done, found, expected)
+        # Both are due by now.
+        both = optimizer.apply_gradients([*computed[0], *given[1]])
+        session.run(both)
+        assert np.allclose(session.run([generator, critic]), [-4 * MEAN, -6 * MEAN])
+        session.run(train["c"])
+        said = raised(tf.errors.InvalidArgumentError, lambda: session.run(both))
+        assert "Apply each set by itself" in said, said
+    if importlib.util.find_spec("tf_keras") is None:  # pip install -r requirements/legacy.txt
+        return
+    import tf_keras
+
+    for kinds, name in (
+        (tf_keras.optimizers, "compute_gradients"),
+        (tf_keras.optimizers.legacy, "_compute_gradients"),
+    ):
+        optimizer = hvd_keras.DistributedOptimizer(kinds.SGD(1.0), backward_passes_per_step=2)
+        weights = [tf.Variable(0.0), tf.Variable(0.0)]
+        make_variables(optimizer, weights)
+
+        def compute(weight, optimizer=optimizer, name=name):
+            return getattr(optimizer, name)(lambda: weight * (RANK + 1.0), [weight])
+
+        for done in range(1, 5):
+            of_generator, of_critic = map(compute, weights)
+            optimizer.apply_gradients(of_critic)
+            of_critic = compute(weights[1])
+            optimizer.apply_gradients(of_generator)
+            optimizer.apply_gradients(of_critic)
+            found, expected = [*map(float, weights)], [-2 * MEAN * (done // 2), -2 * MEAN * done]
+            assert np.allclose(found, expected), (kinds, done, found, expected)
+
+
+@check
 def slices_are_clipped_as_they_were_gathered() -> None:
     table = tf.Variable(tf.ones([4, 1]))
     with tf.GradientTape() as tape:

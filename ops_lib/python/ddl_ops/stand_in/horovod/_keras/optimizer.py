@@ -276,7 +276,7 @@ class _Distributed:
 
     def _update(self: Any, gradients: Sequence[Any], variables: Sequence[Any], update: Any) -> Any:
         # Without a counter it has added up nothing: a tape has combined all that there was.
-        if self._agg_helper is None or self._agg_helper.counter is None:
+        if self._agg_helper is None or not self._agg_helper.adds_up:
             with keras_optimizer.within_apply():
                 return update()
         with tf.init_scope():
@@ -288,7 +288,7 @@ class _Distributed:
 
         counter = getattr(self, "_iterations", None)
         counter = self.iterations if counter is None else counter
-        done = self._agg_helper.apply(gradients, once, lambda: counter.assign_add(1))
+        done = self._agg_helper.apply(gradients, variables, once, lambda: counter.assign_add(1))
         # In a graph of TensorFlow 1 it is the op that Keras runs.
         return None if tf.executing_eagerly() else done
 
@@ -320,7 +320,7 @@ class _Keras3(_Distributed):
         Where passes are added up, the first update comes later; they begin there.
         """
         _, passes, _ = self._hvd_how
-        adds_up = self._agg_helper is not None and self._agg_helper.counter is not None
+        adds_up = self._agg_helper is not None and self._agg_helper.adds_up
         if self.use_ema and adds_up:
             begins = self.iterations < passes
             averages = self._model_variables_moving_average

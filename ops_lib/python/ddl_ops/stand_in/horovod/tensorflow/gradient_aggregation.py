@@ -41,10 +41,6 @@ class LocalGradientAggregation:
         average: whether the sums are divided by `passes`.
         session: gives that of TensorFlow 1 in which the variables begin, as Keras knows nothing of
             them; else the script initialises local variables.
-
-    Attributes:
-        counter: passes since the last update of the variables that were last given, an int32
-            variable; None before the first.
     """
 
     def __init__(
@@ -60,8 +56,13 @@ class LocalGradientAggregation:
         self._reduce = reduce
         self._average = average
         self._session = session
+        # By the variables (key_of), the last one that was computed at the end.
         self._of: dict[tuple[Any, ...], _Sums] = {}
-        self.counter: Any = None
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether it has added up gradients of any variables."""
+        return bool(self._of)
 
     def compute(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """What is to be applied, or the sums so far.
@@ -79,24 +80,24 @@ class LocalGradientAggregation:
         dense = [None if one is None else tf.convert_to_tensor(one) for one in gradients]
         present = [i for i, one in enumerate(dense) if one is not None]
         key = tuple(key_of(variable) for variable in variables)
-        if key not in self._of:
-            self._of[key] = self._build(present, [(dense[i], variables[i]) for i in present])
-        sums = self._of[key]
+        sums = self._of.pop(key, None)
+        if sums is None:
+            sums = self._build(present, [(dense[i], variables[i]) for i in present])
+        self._of[key] = sums
         if other := {*present} ^ {*sums.present}:
             raise ValueError(
                 f"{variables[min(other)].name} has a gradient in some passes and none in others. "
                 "With backward_passes_per_step > 1 it must have one in all, or in none."
             )
-        self.counter = sums.counter
         added = [
             total.assign_add(dense[i], read_value=False)
             for total, i in zip(sums.totals, present, strict=True)
         ]
         with tf.control_dependencies(_ops(added)):
-            counted = self.counter.assign_add(1, read_value=False)
+            counted = sums.counter.assign_add(1, read_value=False)
         with tf.control_dependencies(_ops([counted])):
             results = _either(
-                tf.equal(self.counter.read_value(), self._passes),
+                tf.equal(sums.counter.read_value(), self._passes),
                 lambda: self._reduced(variables, sums),
                 lambda: [total.read_value() for total in sums.totals],
             )
@@ -134,16 +135,52 @@ class LocalGradientAggregation:
             return [tf.identity(one) / tf.cast(passes, one.dtype) for one in reduced]
 
     def apply(
-        self, gradients: Sequence[Any], update: Callable[[], Any], skip: Callable[[], Any]
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        update: Callable[[], Any],
+        skip: Callable[[], Any],
     ) -> Any:
-        """Runs `update` after the last of the passes, `skip` after the others."""
+        """Runs `update` after the last of the passes of these variables, `skip` after the others.
+
+        `update` at once if it has never added up gradients of these. InvalidArgumentError where
+        they are of several sets, of which some have more passes to come than others.
+        """
+        counters = self._counters(variables)
+        if not counters:
+            return update()
         given = [one for one in gradients if one is not None]
         with tf.control_dependencies(given if not tf.executing_eagerly() else []):
-            return _either(
-                tf.equal(self.counter.read_value(), 0),
-                _without_result(update),
-                _without_result(skip),
-            )
+            first, *others = [counter.read_value() for counter in counters]
+            alike = [
+                v1.debugging.assert_equal(
+                    first,
+                    other,
+                    # Else those that are due would be lost, for others that are not.
+                    message="Gradients of several sets of variables are applied at once, and have "
+                    "been added up over different numbers of passes. Apply each set by itself.",
+                )
+                for other in others
+            ]
+            with tf.control_dependencies(_ops(alike)):
+                return _either(tf.equal(first, 0), _without_result(update), _without_result(skip))
+
+    def _counters(self, variables: Sequence[Any]) -> list[Any]:
+        """Of the sums that these variables have; they may be some of a set, or of several sets."""
+        keys = [key_of(variable) for variable in variables]
+        if (of_these := self._of.get(tuple(keys))) is not None:
+            return [of_these.counter]
+        # A script may leave out variables without a gradient, or apply several sets at once.
+        latest = list(reversed(self._of.items()))
+        for of_set, sums in latest:
+            if {*keys} <= {*of_set}:
+                return [sums.counter]
+        counters, others = [], {*keys}
+        for of_set, sums in latest:
+            if not others.isdisjoint(of_set):
+                counters.append(sums.counter)
+                others -= {*of_set}
+        return counters
 
 
 def _ops(assigned: Sequence[Any]) -> list[Any]:

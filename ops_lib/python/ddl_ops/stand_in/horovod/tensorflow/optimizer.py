@@ -69,7 +69,8 @@ class _DistributedOptimizer(v1.train.Optimizer):
 
         if self._agg_helper is None:
             return update()
-        return self._agg_helper.apply([gradient for gradient, _ in pairs], update, count)
+        gradients, variables = zip(*pairs, strict=True) if pairs else ((), ())
+        return self._agg_helper.apply(gradients, variables, update, count)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         """As the optimizer within."""
