@@ -887,6 +887,46 @@ def two_networks_of_one_optimizer_add_up_each_its_own_passes() -> None:
 
 
 @check
+def what_a_tape_has_combined_is_applied_at_each_pass_after_a_fit_too() -> None:
+    """Which has left the sum of one pass; that waits for the next pass of a fit."""
+    modules = [(keras, keras.optimizers.SGD)]
+    if importlib.util.find_spec("tf_keras") is not None:  # pip install -r requirements/legacy.txt
+        import tf_keras
+
+        kinds = (tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD)
+        modules += [(tf_keras, kind) for kind in kinds]
+    for (module, kind), clip, graph in itertools.product(modules, (False, True), (False, True)):
+        optimizer = hvd_keras.DistributedOptimizer(kind(1.0), backward_passes_per_step=2)
+        dense = module.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = module.Sequential([module.layers.Input((1,)), dense])
+        model.compile(optimizer, lambda target, got: (RANK + 1.0) * got)
+
+        def fit(batches: int, model=model) -> None:
+            model.fit(np.ones([batches, 1]), np.ones([batches, 1]), batch_size=1, verbose=0)
+
+        def step(model=model, optimizer=optimizer, clip=clip) -> None:
+            weights = model.trainable_variables
+            with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+                loss = (RANK + 1.0) * tf.reduce_sum(model(tf.ones([1, 1])))
+            gradients = tape.gradient(loss, weights)
+            if clip:
+                gradients, _ = tf.clip_by_global_norm(gradients, 1e9)
+            optimizer.apply_gradients(zip(gradients, weights, strict=True))
+
+        what = kind, clip, graph
+        fit(5)
+        run = tf.function(step) if graph else step
+        for done in range(1, 4):
+            run()
+            weight = model.get_weights()[0][0, 0]
+            assert np.isclose(weight, -(4 + done) * MEAN), (what, done, weight)
+        fit(1)
+        weight = model.get_weights()[0][0, 0]
+        assert np.isclose(weight, -9 * MEAN), (what, weight)
+        assert int(optimizer.iterations) == 9, (what, optimizer.iterations)
+
+
+@check
 def slices_are_clipped_as_they_were_gathered() -> None:
     table = tf.Variable(tf.ones([4, 1]))
     with tf.GradientTape() as tape:

@@ -22,7 +22,7 @@ from ddl_ops.gradients import (
 )
 
 from horovod.common.basics import Average, rank, require_initialized
-from horovod.tensorflow.gradient_aggregation import LocalGradientAggregation
+from horovod.tensorflow.gradient_aggregation import LocalGradientAggregation, mark_summed
 from horovod.tensorflow.gradient_reduction import DistributedGradients, Reduction
 from horovod.tensorflow.tape import weights_of
 
@@ -244,7 +244,8 @@ class _Distributed:
         """With marks on those that are combined already, also where the script has changed them."""
         marked, ranks = list(gradients), self._hvd.reduction.ranks
         for i, variable in enumerate(variables):
-            combined = self._computed_by_script or was_combined(variable, ranks)
+            by_tape = was_combined(variable, ranks)
+            combined = self._computed_by_script or by_tape
             if combined is None and marked[i] is not None and not was_reduced(marked[i]):
                 self._refuse_to_combine_again(variable)
             if not combined:
@@ -252,6 +253,8 @@ class _Distributed:
             if not isinstance(marked[i], (tf.Tensor, tf.IndexedSlices, type(None))):
                 # An array has no marks; a variable that the script adds up in would keep its own.
                 marked[i] = tf.convert_to_tensor(marked[i], dtype_hint=variable.dtype)
+            if marked[i] is not None and not by_tape and not was_reduced(marked[i]):
+                mark_summed(marked[i])  # made of what compute_gradients has returned
             mark_reduced(marked[i], ranks)
         return marked
 
@@ -275,8 +278,8 @@ class _Distributed:
         return list(self._allreduce(marked, variables))
 
     def _update(self: Any, gradients: Sequence[Any], variables: Sequence[Any], update: Any) -> Any:
-        # Without a counter it has added up nothing: a tape has combined all that there was.
-        if self._agg_helper is None or not self._agg_helper.adds_up:
+        # What the script has combined by itself, as by a tape, is applied at each pass.
+        if self._agg_helper is None or not self._agg_helper.are_sums(gradients, variables):
             with keras_optimizer.within_apply():
                 return update()
         with tf.init_scope():

@@ -6,12 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from ddl_ops.gradients import mark_reduced
+from ddl_ops.gradients import mark_reduced, was_reduced
 
 from horovod.tensorflow.gradient_reduction import DistributedGradients
 from horovod.tensorflow.util import key_of
 
 v1 = tf.compat.v1
+# The attribute of a gradient that is a sum over passes.
+_SUMMED = "_hvd_summed"
+
+
+def mark_summed(gradient: Any) -> None:
+    """Marks a gradient as made of what LocalGradientAggregation.compute has returned."""
+    setattr(gradient, _SUMMED, True)
 
 
 class _Sums(NamedTuple):
@@ -104,6 +111,7 @@ class LocalGradientAggregation:
         for i, one in zip(present, results, strict=True):
             dense[i] = tf.identity(one)
             mark_reduced(dense[i], self._reduce.reduction.ranks)
+            mark_summed(dense[i])
         return dense
 
     def _build(self, present: list[int], pairs: Sequence[tuple[Any, Any]]) -> _Sums:
@@ -134,6 +142,17 @@ class LocalGradientAggregation:
             passes = self._passes if self._average else 1
             return [tf.identity(one) / tf.cast(passes, one.dtype) for one in reduced]
 
+    def are_sums(self, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
+        """Whether these are sums of several passes, of which not each is followed by an update.
+
+        Not what the script has combined by itself, which bears the mark of that alone.
+        """
+        return bool(self._counters(variables)) and any(
+            hasattr(gradient, _SUMMED) or not was_reduced(gradient)
+            for gradient in gradients
+            if gradient is not None
+        )
+
     def apply(
         self,
         gradients: Sequence[Any],
@@ -143,15 +162,12 @@ class LocalGradientAggregation:
     ) -> Any:
         """Runs `update` after the last of the passes of these variables, `skip` after the others.
 
-        `update` at once if it has never added up gradients of these. InvalidArgumentError where
-        they are of several sets, of which some have more passes to come than others.
+        Of gradients that are sums: see are_sums. InvalidArgumentError where they are of several
+        sets, of which some have more passes to come than others.
         """
-        counters = self._counters(variables)
-        if not counters:
-            return update()
         given = [one for one in gradients if one is not None]
         with tf.control_dependencies(given if not tf.executing_eagerly() else []):
-            first, *others = [counter.read_value() for counter in counters]
+            first, *others = [counter.read_value() for counter in self._counters(variables)]
             alike = [
                 v1.debugging.assert_equal(
                     first,

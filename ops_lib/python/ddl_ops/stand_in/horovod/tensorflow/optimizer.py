@@ -58,7 +58,10 @@ class _DistributedOptimizer(v1.train.Optimizer):
     ) -> Any:
         """As the optimizer within; after the passes between two updates it counts the step only."""
         pairs = list(grads_and_vars)
-        for gradient, _ in pairs:
+        gradients = [gradient for gradient, _ in pairs]
+        variables = [variable for _, variable in pairs]
+        adds_up = self._agg_helper is not None and self._agg_helper.are_sums(gradients, variables)
+        for gradient in gradients:
             mark_reduced(gradient)  # by compute_gradients; `import ddl` shall not, once more
 
         def update() -> Any:
@@ -67,9 +70,8 @@ class _DistributedOptimizer(v1.train.Optimizer):
         def count() -> Any:
             return tf.no_op() if global_step is None else global_step.assign_add(1).op
 
-        if self._agg_helper is None:
+        if self._agg_helper is None or not adds_up:
             return update()
-        gradients, variables = zip(*pairs, strict=True) if pairs else ((), ())
         return self._agg_helper.apply(gradients, variables, update, count)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
