@@ -635,6 +635,30 @@ def batches_are_normalised_by_the_moments_of_all() -> None:
     assert np.allclose(layer.moving_variance, variances, rtol=1e-3), layer.moving_variance
 
 
+def says_that_it_averages(run: Callable[[], object]) -> bool:
+    """Whether this rank takes what is averaged for its gradients."""
+    before = averaging._facts.copy()
+    averaging._facts.update(averaged=False, explicit=False)
+    run()
+    said = averaging._facts["averaged"], averaging._facts["explicit"]
+    averaging._facts.update(before)
+    assert len({*said}) == 1, said
+    return said[0]
+
+
+@check
+def moments_of_all_are_not_taken_for_gradients() -> None:
+    """Else ranks would train apart unseen, for want of a DistributedOptimizer."""
+    layer = hvd.SyncBatchNormalization()
+    layer.build([None, 3])
+    ones = tf.ones([8, 3])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(ones) ** 2)
+    tape.gradient(loss, layer.trainable_variables)  # as large as the moments
+    assert not says_that_it_averages(lambda: layer(ones, training=True))
+    assert not says_that_it_averages(lambda: tf.function(layer)(ones, training=True))
+
+
 @check
 def models_with_the_layer_of_all_moments_load_in_a_rank() -> None:
     optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
