@@ -216,6 +216,31 @@ def reductions_exchanges_and_scatters_with_horovods_gradients() -> None:
 
 
 @check
+def some_rows_of_what_was_exchanged_have_gradients() -> None:
+    """tf.gather has IndexedSlices as gradient."""
+    rows = tf.Variable(tf.ones([2 * SIZE, 2]))
+
+    def gradients(exchange: Callable[[tf.Variable], tf.Tensor], row: int) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(exchange(rows), [row, row]))
+        return tf.convert_to_tensor(tape.gradient(loss, rows))
+
+    last = SIZE - 1
+    for exchange, row, mine, expected in (
+        (hvd.allgather, 2 * SIZE * last, last == RANK, 2.0),
+        (lambda rows: hvd.grouped_allgather([rows])[0], 0, RANK == 0, 2.0),
+        (lambda rows: hvd.broadcast(rows, last), 0, last == RANK, 2.0),
+    ):
+        for run in (gradients, tf.function(gradients)):
+            found = run(exchange, row).numpy()
+            assert np.allclose(found[0], expected * mine) and not found[1:].any(), (row, found)
+    for run in (gradients, tf.function(gradients)):
+        found = run(lambda rows: hvd.reducescatter(rows, op=hvd.Sum), 1).numpy()
+        # Horovod's is multiplied by the number of ranks.
+        assert np.allclose(found[1::2], 2.0 * SIZE) and not found[::2].any(), found
+
+
+@check
 def process_sets_come_go_and_take_what_all_take() -> None:
     sets = [hvd.add_process_set([rank]) for rank in range(SIZE)]
     assert [one.process_set_id for one in sets] == list(range(1, SIZE + 1))
