@@ -28,6 +28,7 @@ import numpy as np
 import tensorflow as tf
 from autograph import rewritten
 from ddl_ops import averaging, lifecycle, preemption
+from ddl_ops.gradients import _shapes as shapes_of_gradients
 from horovod._keras.optimizer import make_variables
 from horovod.common import elastic
 from horovod.common.process_sets import ids_and_ranks
@@ -682,6 +683,32 @@ def moments_of_all_are_not_taken_for_gradients() -> None:
     tape.gradient(loss, layer.trainable_variables)  # as large as the moments
     assert not says_that_it_averages(lambda: layer(ones, training=True))
     assert not says_that_it_averages(lambda: tf.function(layer)(ones, training=True))
+
+
+@check
+def gradients_that_a_script_averages_in_any_way_are_known() -> None:
+    """Else ranks that train one model would fail at the end, as trained apart."""
+    ones, few = tf.ones([8, 3]), tf.ones([SIZE])
+    shapes = shapes_of_gradients.copy()
+    shapes_of_gradients.clear()
+    shapes_of_gradients.add((99, 3))  # as of a variable
+    for does in (
+        lambda: hvd.allreduce(ones),
+        lambda: hvd.grouped_allreduce([few, ones]),
+        lambda: hvd.reducescatter(ones),
+        lambda: hvd.grouped_reducescatter([few, ones]),
+        lambda: hvd_keras.reducescatter(ones),
+    ):
+        assert says_that_it_averages(does), does
+    for does_not in (
+        lambda: hvd.allreduce(few),
+        lambda: hvd.reducescatter(few),  # losses and metrics
+        lambda: hvd.grouped_reducescatter([few, few]),
+        lambda: hvd.allgather(ones),
+    ):
+        assert not says_that_it_averages(does_not), does_not
+    shapes_of_gradients.clear()
+    shapes_of_gradients.update(shapes)
 
 
 @check
