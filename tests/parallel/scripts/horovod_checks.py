@@ -1207,6 +1207,37 @@ def gradients_reduced_over_a_set_are_combined_over_all_ranks() -> None:
 
 
 @check
+def ranks_outside_of_the_set_of_an_adasum_optimizer_apply_what_they_have() -> None:
+    first = hvd.add_process_set([0])
+    for passes in (1, 2):
+        optimizer = functools.partial(
+            hvd.DistributedOptimizer,
+            op=hvd.Adasum,
+            backward_passes_per_step=passes,
+            process_set=first,
+        )
+        weight, eager = tf.Variable(0.0), optimizer(v1.train.GradientDescentOptimizer(1.0))
+        for done in range(1, 5):
+            eager.apply_gradients([(tf.constant(RANK + 1.0), weight)])
+            assert np.isclose(weight, -done * (RANK + 1.0)), (passes, done, weight)
+        with tf.Graph().as_default(), v1.Session() as session:
+            weight = v1.get_variable("weight", initializer=0.0)
+            train = optimizer(v1.train.GradientDescentOptimizer(1.0)).minimize(
+                (RANK + 1.0) * weight
+            )
+            session.run(v1.global_variables_initializer())
+            for done in range(1, 5):
+                session.run(train)
+                found = session.run(weight)
+                assert np.isclose(found, -done * (RANK + 1.0)), (passes, done, found)
+    assert hvd.remove_process_set(first)
+    gone = hvd.DistributedOptimizer(
+        v1.train.GradientDescentOptimizer(1.0), op=hvd.Adasum, process_set=first
+    )
+    raised(ValueError, lambda: gone.apply_gradients([(tf.constant(1.0), tf.Variable(0.0))]))
+
+
+@check
 def what_another_tape_computes_after_a_distributed_one_is_combined() -> None:
     model = model_of(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1), op=hvd.Sum))
     hvd.broadcast_variables(model.variables, 0)
