@@ -1000,6 +1000,20 @@ def what_a_tape_has_combined_is_applied_at_each_pass_after_a_fit_too() -> None:
         weight = model.get_weights()[0][0, 0]
         assert np.isclose(weight, -9 * MEAN), (what, weight)
         assert int(optimizer.iterations) == 9, (what, optimizer.iterations)
+    with tf.Graph().as_default(), v1.Session() as session:
+        weight = v1.get_variable("weight", initializer=0.0)
+        optimizer = hvd.DistributedOptimizer(
+            v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2
+        )
+        loss = (RANK + 1.0) * weight
+        added_up = optimizer.minimize(loss)
+        combined = [(hvd.allreduce(one), weight) for one in tf.gradients(loss, [weight])]
+        at_once = optimizer.apply_gradients(combined)
+        session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+        for train, moved in ((added_up, 0), (at_once, 1), (at_once, 2), (added_up, 4)):
+            session.run(train)
+            found = session.run(weight)
+            assert np.isclose(found, -moved * MEAN), (moved, found)
 
 
 @check
