@@ -24,6 +24,7 @@ _DIGEST_WORDS = 8  # of 32 bits, so that sums over ranks fit 64
 # What messages may still be written to. Never freed.
 _abandoned: list[np.ndarray[Any, Any]] = []
 _joins: list[int] = []
+_ONLY_NONE = "gradients without values"  # as a collective's name has them
 _SUMMED = ("float16", "float32", "float64", "int32", "int64")
 
 
@@ -239,14 +240,17 @@ def gradients(
         if array is not None:
             by_dtype.setdefault(array.dtype.name, []).append(index)
     absent = [index for index, array in enumerate(given) if array is None]
-    for number, (dtype, members) in enumerate(by_dtype.items()):
-        name = f"{dtype} of team {team}"
+    # Where there is none, too: a rank that left out the step would be one behind from then on.
+    for number, (dtype, members) in enumerate((by_dtype or {"float32": []}).items()):
+        name = f"{dtype if members else f'{len(given)} {_ONLY_NONE}'} of team {team}"
         # Once, an empty array stands for each that is None: ranks compare shapes, and would add up
         # others of one shape where different ones are None.
         places = sorted([*absent, *members]) if number == 0 else members
         empty = np.empty(0, dtype)
         sent = [empty if (one := given[index]) is None else one for index in places]
         taken = [empty if (one := results[index]) is None else one for index in places]
+        if not sent:  # of no gradients
+            sent, taken = [empty], [empty]
         message = ctypes.create_string_buffer(2048)
         code = runtime().ddl_team_gradients(
             *(team, name.encode(), _stream("dl_comm.gradients()")),
@@ -260,11 +264,13 @@ def gradients(
         try:
             _raise_unless_ok(code, message)
         except ValueError as error:
-            if "[0]" not in str(error):
+            if _ONLY_NONE in str(error):
+                none = f"Of “{_ONLY_NONE}” all are None there"
+            elif "[0]" in str(error):
+                none = "One of 0 elements is None there"
+            else:
                 raise
-            raise ValueError(
-                f"{error} One of 0 elements is None there, and must be on every rank: give zeros."
-            ) from None
+            raise ValueError(f"{error} {none}, and must be on every rank: give zeros.") from None
     averaging.averaged_by_script()
     return [
         None if array is None or result is None else result.astype(array.dtype, copy=False)

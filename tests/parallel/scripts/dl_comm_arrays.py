@@ -209,6 +209,26 @@ def gradients_that_are_none_on_another_rank_are_an_error() -> None:
 
 
 @check
+def gradients_that_are_all_none_on_one_rank_are_an_error_on_all_ranks() -> None:
+    for some in (
+        [own_gradient(1), own_gradient(1)],
+        [own_gradient(1, "float64"), None],
+        [own_gradient(1), own_gradient(1, "float64")],
+    ):
+        mc.config_team(0, 0, 9, 9, 0, 0)  # whose ranks count steps alike again
+        said = error_of(ValueError, mc.gradients, [None, None] if RANK == 1 else some, 0)
+        assert "all are None there, and must be on every rank: give zeros" in said, said
+    # Where they are on all ranks, nothing is wrong.
+    mc.config_team(0, 0, 9, 9, 0, 0)
+    for step in range(3):
+        (received,) = mc.gradients([own_gradient(step)], 0)
+        assert (received == mean_of_step(step)).all()
+        assert mc.gradients([None] * step, 0) == [None] * step
+    said = error_of(ValueError, mc.gradients, [None] * (1 + RANK), 0)
+    assert "2 gradients without values of team 0" in said, said
+
+
+@check
 def arrays_of_other_shapes_or_dtypes_are_errors_on_all_ranks() -> None:
     mc.config_team(0, 0, 9, 9, 0, 0)
     last = SIZE - 1

@@ -28,6 +28,7 @@ import numpy as np
 import tensorflow as tf
 from autograph import rewritten
 from ddl_ops import averaging, lifecycle, preemption
+from ddl_ops.gradients import _shapes as shapes_of_gradients
 from horovod._keras.optimizer import make_variables
 from horovod.common import elastic
 from horovod.common.process_sets import ids_and_ranks
@@ -213,6 +214,31 @@ def reductions_exchanges_and_scatters_with_horovods_gradients() -> None:
     assert received.numpy().tolist() == list(range(SIZE)) and counts.numpy().tolist() == [1] * SIZE
     scattered = hvd.grouped_reducescatter([rows, tf.ones([SIZE + 1], tf.float64)])
     assert len(scattered[1]) == (2 if RANK == 0 else 1) and scattered[1].dtype == tf.float64
+
+
+@check
+def some_rows_of_what_was_exchanged_have_gradients() -> None:
+    """tf.gather has IndexedSlices as gradient."""
+    rows = tf.Variable(tf.ones([2 * SIZE, 2]))
+
+    def gradients(exchange: Callable[[tf.Variable], tf.Tensor], row: int) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(exchange(rows), [row, row]))
+        return tf.convert_to_tensor(tape.gradient(loss, rows))
+
+    last = SIZE - 1
+    for exchange, row, mine, expected in (
+        (hvd.allgather, 2 * SIZE * last, last == RANK, 2.0),
+        (lambda rows: hvd.grouped_allgather([rows])[0], 0, RANK == 0, 2.0),
+        (lambda rows: hvd.broadcast(rows, last), 0, last == RANK, 2.0),
+    ):
+        for run in (gradients, tf.function(gradients)):
+            found = run(exchange, row).numpy()
+            assert np.allclose(found[0], expected * mine) and not found[1:].any(), (row, found)
+    for run in (gradients, tf.function(gradients)):
+        found = run(lambda rows: hvd.reducescatter(rows, op=hvd.Sum), 1).numpy()
+        # Horovod's is multiplied by the number of ranks.
+        assert np.allclose(found[1::2], 2.0 * SIZE) and not found[::2].any(), found
 
 
 @check
@@ -635,6 +661,56 @@ def batches_are_normalised_by_the_moments_of_all() -> None:
     assert np.allclose(layer.moving_variance, variances, rtol=1e-3), layer.moving_variance
 
 
+def says_that_it_averages(run: Callable[[], object]) -> bool:
+    """Whether this rank takes what is averaged for its gradients."""
+    before = averaging._facts.copy()
+    averaging._facts.update(averaged=False, explicit=False)
+    run()
+    said = averaging._facts["averaged"], averaging._facts["explicit"]
+    averaging._facts.update(before)
+    assert len({*said}) == 1, said
+    return said[0]
+
+
+@check
+def moments_of_all_are_not_taken_for_gradients() -> None:
+    """Else ranks would train apart unseen, for want of a DistributedOptimizer."""
+    layer = hvd.SyncBatchNormalization()
+    layer.build([None, 3])
+    ones = tf.ones([8, 3])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(ones) ** 2)
+    tape.gradient(loss, layer.trainable_variables)  # as large as the moments
+    assert not says_that_it_averages(lambda: layer(ones, training=True))
+    assert not says_that_it_averages(lambda: tf.function(layer)(ones, training=True))
+
+
+@check
+def gradients_that_a_script_averages_in_any_way_are_known() -> None:
+    """Else ranks that train one model would fail at the end, as trained apart."""
+    ones, few = tf.ones([8, 3]), tf.ones([SIZE])
+    shapes = shapes_of_gradients.copy()
+    shapes_of_gradients.clear()
+    shapes_of_gradients.add((99, 3))  # as of a variable
+    for does in (
+        lambda: hvd.allreduce(ones),
+        lambda: hvd.grouped_allreduce([few, ones]),
+        lambda: hvd.reducescatter(ones),
+        lambda: hvd.grouped_reducescatter([few, ones]),
+        lambda: hvd_keras.reducescatter(ones),
+    ):
+        assert says_that_it_averages(does), does
+    for does_not in (
+        lambda: hvd.allreduce(few),
+        lambda: hvd.reducescatter(few),  # losses and metrics
+        lambda: hvd.grouped_reducescatter([few, few]),
+        lambda: hvd.allgather(ones),
+    ):
+        assert not says_that_it_averages(does_not), does_not
+    shapes_of_gradients.clear()
+    shapes_of_gradients.update(shapes)
+
+
 @check
 def models_with_the_layer_of_all_moments_load_in_a_rank() -> None:
     optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
@@ -828,6 +904,116 @@ def optimizers_of_keras_2_add_up_several_passes() -> None:
         model.fit(np.ones([5, 1]), np.ones([5, 1]), batch_size=1, verbose=0)
         assert np.isclose(model.get_weights()[0][0, 0], -4.0 * MEAN), kinds
         assert int(optimizer.iterations) == 5
+
+
+@check
+def two_networks_of_one_optimizer_add_up_each_its_own_passes() -> None:
+    """Also where gradients of both are computed before those of one are applied."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        generator, critic, idle = (v1.get_variable(name, initializer=0.0) for name in "gci")
+        optimizer = hvd.DistributedOptimizer(
+            v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2
+        )
+        computed = [
+            optimizer.compute_gradients((RANK + 1.0) * one, var_list=[one, idle])
+            for one in (generator, critic)
+        ]
+        given = [[pair for pair in pairs if pair[0] is not None] for pairs in computed]
+        train = dict(
+            zip("gc", map(optimizer.apply_gradients, (given[0], computed[1])), strict=True)
+        )
+        session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+        done = dict.fromkeys("gc", 0)
+        for which in "gcgccgcc":
+            session.run(train[which])
+            done[which] += 1
+            expected = [-2 * MEAN * (passes // 2) for passes in done.values()]
+            found = session.run([generator, critic])
+            assert np.allclose(found, expected), (done, found, expected)
+        # Both are due by now.
+        both = optimizer.apply_gradients([*computed[0], *given[1]])
+        session.run(both)
+        assert np.allclose(session.run([generator, critic]), [-4 * MEAN, -6 * MEAN])
+        session.run(train["c"])
+        said = raised(tf.errors.InvalidArgumentError, lambda: session.run(both))
+        assert "Apply each set by itself" in said, said
+    if importlib.util.find_spec("tf_keras") is None:  # pip install -r requirements/legacy.txt
+        return
+    import tf_keras
+
+    for kinds, name in (
+        (tf_keras.optimizers, "compute_gradients"),
+        (tf_keras.optimizers.legacy, "_compute_gradients"),
+    ):
+        optimizer = hvd_keras.DistributedOptimizer(kinds.SGD(1.0), backward_passes_per_step=2)
+        weights = [tf.Variable(0.0), tf.Variable(0.0)]
+        make_variables(optimizer, weights)
+
+        def compute(weight, optimizer=optimizer, name=name):
+            return getattr(optimizer, name)(lambda: weight * (RANK + 1.0), [weight])
+
+        for done in range(1, 5):
+            of_generator, of_critic = map(compute, weights)
+            optimizer.apply_gradients(of_critic)
+            of_critic = compute(weights[1])
+            optimizer.apply_gradients(of_generator)
+            optimizer.apply_gradients(of_critic)
+            found, expected = [*map(float, weights)], [-2 * MEAN * (done // 2), -2 * MEAN * done]
+            assert np.allclose(found, expected), (kinds, done, found, expected)
+
+
+@check
+def what_a_tape_has_combined_is_applied_at_each_pass_after_a_fit_too() -> None:
+    """Which has left the sum of one pass; that waits for the next pass of a fit."""
+    modules = [(keras, keras.optimizers.SGD)]
+    if importlib.util.find_spec("tf_keras") is not None:  # pip install -r requirements/legacy.txt
+        import tf_keras
+
+        kinds = (tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD)
+        modules += [(tf_keras, kind) for kind in kinds]
+    for (module, kind), clip, graph in itertools.product(modules, (False, True), (False, True)):
+        optimizer = hvd_keras.DistributedOptimizer(kind(1.0), backward_passes_per_step=2)
+        dense = module.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = module.Sequential([module.layers.Input((1,)), dense])
+        model.compile(optimizer, lambda target, got: (RANK + 1.0) * got)
+
+        def fit(batches: int, model=model) -> None:
+            model.fit(np.ones([batches, 1]), np.ones([batches, 1]), batch_size=1, verbose=0)
+
+        def step(model=model, optimizer=optimizer, clip=clip) -> None:
+            weights = model.trainable_variables
+            with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+                loss = (RANK + 1.0) * tf.reduce_sum(model(tf.ones([1, 1])))
+            gradients = tape.gradient(loss, weights)
+            if clip:
+                gradients, _ = tf.clip_by_global_norm(gradients, 1e9)
+            optimizer.apply_gradients(zip(gradients, weights, strict=True))
+
+        what = kind, clip, graph
+        fit(5)
+        run = tf.function(step) if graph else step
+        for done in range(1, 4):
+            run()
+            weight = model.get_weights()[0][0, 0]
+            assert np.isclose(weight, -(4 + done) * MEAN), (what, done, weight)
+        fit(1)
+        weight = model.get_weights()[0][0, 0]
+        assert np.isclose(weight, -9 * MEAN), (what, weight)
+        assert int(optimizer.iterations) == 9, (what, optimizer.iterations)
+    with tf.Graph().as_default(), v1.Session() as session:
+        weight = v1.get_variable("weight", initializer=0.0)
+        optimizer = hvd.DistributedOptimizer(
+            v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2
+        )
+        loss = (RANK + 1.0) * weight
+        added_up = optimizer.minimize(loss)
+        combined = [(hvd.allreduce(one), weight) for one in tf.gradients(loss, [weight])]
+        at_once = optimizer.apply_gradients(combined)
+        session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+        for train, moved in ((added_up, 0), (at_once, 1), (at_once, 2), (added_up, 4)):
+            session.run(train)
+            found = session.run(weight)
+            assert np.isclose(found, -moved * MEAN), (moved, found)
 
 
 @check
@@ -1032,6 +1218,37 @@ def gradients_reduced_over_a_set_are_combined_over_all_ranks() -> None:
                 assert np.isclose(weight, -expected), (kind, by, weight)
     for one in sets:
         assert hvd.remove_process_set(one)
+
+
+@check
+def ranks_outside_of_the_set_of_an_adasum_optimizer_apply_what_they_have() -> None:
+    first = hvd.add_process_set([0])
+    for passes in (1, 2):
+        optimizer = functools.partial(
+            hvd.DistributedOptimizer,
+            op=hvd.Adasum,
+            backward_passes_per_step=passes,
+            process_set=first,
+        )
+        weight, eager = tf.Variable(0.0), optimizer(v1.train.GradientDescentOptimizer(1.0))
+        for done in range(1, 5):
+            eager.apply_gradients([(tf.constant(RANK + 1.0), weight)])
+            assert np.isclose(weight, -done * (RANK + 1.0)), (passes, done, weight)
+        with tf.Graph().as_default(), v1.Session() as session:
+            weight = v1.get_variable("weight", initializer=0.0)
+            train = optimizer(v1.train.GradientDescentOptimizer(1.0)).minimize(
+                (RANK + 1.0) * weight
+            )
+            session.run(v1.global_variables_initializer())
+            for done in range(1, 5):
+                session.run(train)
+                found = session.run(weight)
+                assert np.isclose(found, -done * (RANK + 1.0)), (passes, done, found)
+    assert hvd.remove_process_set(first)
+    gone = hvd.DistributedOptimizer(
+        v1.train.GradientDescentOptimizer(1.0), op=hvd.Adasum, process_set=first
+    )
+    raised(ValueError, lambda: gone.apply_gradients([(tf.constant(1.0), tf.Variable(0.0))]))
 
 
 @check

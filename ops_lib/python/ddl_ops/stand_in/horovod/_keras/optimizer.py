@@ -22,7 +22,7 @@ from ddl_ops.gradients import (
 )
 
 from horovod.common.basics import Average, rank, require_initialized
-from horovod.tensorflow.gradient_aggregation import LocalGradientAggregation
+from horovod.tensorflow.gradient_aggregation import LocalGradientAggregation, mark_summed
 from horovod.tensorflow.gradient_reduction import DistributedGradients, Reduction
 from horovod.tensorflow.tape import weights_of
 
@@ -244,7 +244,8 @@ class _Distributed:
         """With marks on those that are combined already, also where the script has changed them."""
         marked, ranks = list(gradients), self._hvd.reduction.ranks
         for i, variable in enumerate(variables):
-            combined = self._computed_by_script or was_combined(variable, ranks)
+            by_tape = was_combined(variable, ranks)
+            combined = self._computed_by_script or by_tape
             if combined is None and marked[i] is not None and not was_reduced(marked[i]):
                 self._refuse_to_combine_again(variable)
             if not combined:
@@ -252,6 +253,8 @@ class _Distributed:
             if not isinstance(marked[i], (tf.Tensor, tf.IndexedSlices, type(None))):
                 # An array has no marks; a variable that the script adds up in would keep its own.
                 marked[i] = tf.convert_to_tensor(marked[i], dtype_hint=variable.dtype)
+            if marked[i] is not None and not by_tape and not was_reduced(marked[i]):
+                mark_summed(marked[i])  # made of what compute_gradients has returned
             mark_reduced(marked[i], ranks)
         return marked
 
@@ -275,8 +278,8 @@ class _Distributed:
         return list(self._allreduce(marked, variables))
 
     def _update(self: Any, gradients: Sequence[Any], variables: Sequence[Any], update: Any) -> Any:
-        # Without a counter it has added up nothing: a tape has combined all that there was.
-        if self._agg_helper is None or self._agg_helper.counter is None:
+        # What the script has combined by itself, as by a tape, is applied at each pass.
+        if self._agg_helper is None or not self._agg_helper.are_sums(gradients, variables):
             with keras_optimizer.within_apply():
                 return update()
         with tf.init_scope():
@@ -288,7 +291,7 @@ class _Distributed:
 
         counter = getattr(self, "_iterations", None)
         counter = self.iterations if counter is None else counter
-        done = self._agg_helper.apply(gradients, once, lambda: counter.assign_add(1))
+        done = self._agg_helper.apply(gradients, variables, once, lambda: counter.assign_add(1))
         # In a graph of TensorFlow 1 it is the op that Keras runs.
         return None if tf.executing_eagerly() else done
 
@@ -320,7 +323,7 @@ class _Keras3(_Distributed):
         Where passes are added up, the first update comes later; they begin there.
         """
         _, passes, _ = self._hvd_how
-        adds_up = self._agg_helper is not None and self._agg_helper.counter is not None
+        adds_up = self._agg_helper is not None and self._agg_helper.adds_up
         if self.use_ema and adds_up:
             begins = self.iterations < passes
             averages = self._model_variables_moving_average

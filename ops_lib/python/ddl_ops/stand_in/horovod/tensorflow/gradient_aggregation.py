@@ -6,12 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from ddl_ops.gradients import mark_reduced
+from ddl_ops.gradients import mark_reduced, was_reduced
 
 from horovod.tensorflow.gradient_reduction import DistributedGradients
 from horovod.tensorflow.util import key_of
 
 v1 = tf.compat.v1
+# The attribute of a gradient that is a sum over passes.
+_SUMMED = "_hvd_summed"
+
+
+def mark_summed(gradient: Any) -> None:
+    """Marks a gradient as made of what LocalGradientAggregation.compute has returned."""
+    setattr(gradient, _SUMMED, True)
 
 
 class _Sums(NamedTuple):
@@ -41,10 +48,6 @@ class LocalGradientAggregation:
         average: whether the sums are divided by `passes`.
         session: gives that of TensorFlow 1 in which the variables begin, as Keras knows nothing of
             them; else the script initialises local variables.
-
-    Attributes:
-        counter: passes since the last update of the variables that were last given, an int32
-            variable; None before the first.
     """
 
     def __init__(
@@ -60,8 +63,13 @@ class LocalGradientAggregation:
         self._reduce = reduce
         self._average = average
         self._session = session
+        # By the variables (key_of), the last one that was computed at the end.
         self._of: dict[tuple[Any, ...], _Sums] = {}
-        self.counter: Any = None
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether it has added up gradients of any variables."""
+        return bool(self._of)
 
     def compute(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """What is to be applied, or the sums so far.
@@ -79,30 +87,31 @@ class LocalGradientAggregation:
         dense = [None if one is None else tf.convert_to_tensor(one) for one in gradients]
         present = [i for i, one in enumerate(dense) if one is not None]
         key = tuple(key_of(variable) for variable in variables)
-        if key not in self._of:
-            self._of[key] = self._build(present, [(dense[i], variables[i]) for i in present])
-        sums = self._of[key]
+        sums = self._of.pop(key, None)
+        if sums is None:
+            sums = self._build(present, [(dense[i], variables[i]) for i in present])
+        self._of[key] = sums
         if other := {*present} ^ {*sums.present}:
             raise ValueError(
                 f"{variables[min(other)].name} has a gradient in some passes and none in others. "
                 "With backward_passes_per_step > 1 it must have one in all, or in none."
             )
-        self.counter = sums.counter
         added = [
             total.assign_add(dense[i], read_value=False)
             for total, i in zip(sums.totals, present, strict=True)
         ]
         with tf.control_dependencies(_ops(added)):
-            counted = self.counter.assign_add(1, read_value=False)
+            counted = sums.counter.assign_add(1, read_value=False)
         with tf.control_dependencies(_ops([counted])):
             results = _either(
-                tf.equal(self.counter.read_value(), self._passes),
+                tf.equal(sums.counter.read_value(), self._passes),
                 lambda: self._reduced(variables, sums),
                 lambda: [total.read_value() for total in sums.totals],
             )
         for i, one in zip(present, results, strict=True):
             dense[i] = tf.identity(one)
             mark_reduced(dense[i], self._reduce.reduction.ranks)
+            mark_summed(dense[i])
         return dense
 
     def _build(self, present: list[int], pairs: Sequence[tuple[Any, Any]]) -> _Sums:
@@ -133,17 +142,61 @@ class LocalGradientAggregation:
             passes = self._passes if self._average else 1
             return [tf.identity(one) / tf.cast(passes, one.dtype) for one in reduced]
 
+    def are_sums(self, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
+        """Whether these are sums of several passes, of which not each is followed by an update.
+
+        Not what the script has combined by itself, which bears the mark of that alone.
+        """
+        return bool(self._counters(variables)) and any(
+            hasattr(gradient, _SUMMED) or not was_reduced(gradient)
+            for gradient in gradients
+            if gradient is not None
+        )
+
     def apply(
-        self, gradients: Sequence[Any], update: Callable[[], Any], skip: Callable[[], Any]
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        update: Callable[[], Any],
+        skip: Callable[[], Any],
     ) -> Any:
-        """Runs `update` after the last of the passes, `skip` after the others."""
+        """Runs `update` after the last of the passes of these variables, `skip` after the others.
+
+        Of gradients that are sums: see are_sums. InvalidArgumentError where they are of several
+        sets, of which some have more passes to come than others.
+        """
         given = [one for one in gradients if one is not None]
         with tf.control_dependencies(given if not tf.executing_eagerly() else []):
-            return _either(
-                tf.equal(self.counter.read_value(), 0),
-                _without_result(update),
-                _without_result(skip),
-            )
+            first, *others = [counter.read_value() for counter in self._counters(variables)]
+            alike = [
+                v1.debugging.assert_equal(
+                    first,
+                    other,
+                    # Else those that are due would be lost, for others that are not.
+                    message="Gradients of several sets of variables are applied at once, and have "
+                    "been added up over different numbers of passes. Apply each set by itself.",
+                )
+                for other in others
+            ]
+            with tf.control_dependencies(_ops(alike)):
+                return _either(tf.equal(first, 0), _without_result(update), _without_result(skip))
+
+    def _counters(self, variables: Sequence[Any]) -> list[Any]:
+        """Of the sums that these variables have; they may be some of a set, or of several sets."""
+        keys = [key_of(variable) for variable in variables]
+        if (of_these := self._of.get(tuple(keys))) is not None:
+            return [of_these.counter]
+        # A script may leave out variables without a gradient, or apply several sets at once.
+        latest = list(reversed(self._of.items()))
+        for of_set, sums in latest:
+            if {*keys} <= {*of_set}:
+                return [sums.counter]
+        counters, others = [], {*keys}
+        for of_set, sums in latest:
+            if not others.isdisjoint(of_set):
+                counters.append(sums.counter)
+                others -= {*of_set}
+        return counters
 
 
 def _ops(assigned: Sequence[Any]) -> list[Any]:

@@ -177,7 +177,11 @@ def _with_gradient_times(factor: float, tensor: tf.Tensor) -> tf.Tensor:
 
     @tf.custom_gradient
     def identity(x: tf.Tensor) -> Any:
-        return tf.identity(x), lambda upstream: tf.cast(upstream, x.dtype) * factor
+        def gradient(upstream: Any) -> tf.Tensor:
+            # Of some of its rows, as tf.gather has it, it is IndexedSlices.
+            return tf.cast(tf.convert_to_tensor(upstream), x.dtype) * factor
+
+        return tf.identity(x), gradient
 
     return identity(tensor)
 

@@ -15,6 +15,7 @@ from ddl_ops.gradients import (
 )
 
 from horovod.common.basics import Adasum, Average
+from horovod.common.process_sets import number_of
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregation
 from horovod.tensorflow.gradient_reduction import DistributedGradients, Reduction, groups_of
@@ -58,7 +59,10 @@ class _DistributedOptimizer(v1.train.Optimizer):
     ) -> Any:
         """As the optimizer within; after the passes between two updates it counts the step only."""
         pairs = list(grads_and_vars)
-        for gradient, _ in pairs:
+        gradients = [gradient for gradient, _ in pairs]
+        variables = [variable for _, variable in pairs]
+        adds_up = self._agg_helper is not None and self._agg_helper.are_sums(gradients, variables)
+        for gradient in gradients:
             mark_reduced(gradient)  # by compute_gradients; `import ddl` shall not, once more
 
         def update() -> Any:
@@ -67,9 +71,9 @@ class _DistributedOptimizer(v1.train.Optimizer):
         def count() -> Any:
             return tf.no_op() if global_step is None else global_step.assign_add(1).op
 
-        if self._agg_helper is None:
+        if self._agg_helper is None or not adds_up:
             return update()
-        return self._agg_helper.apply([gradient for gradient, _ in pairs], update, count)
+        return self._agg_helper.apply(gradients, variables, update, count)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         """As the optimizer within."""
@@ -115,7 +119,11 @@ class _DistributedAdasumOptimizer(v1.train.Optimizer):
     def apply_gradients(
         self, grads_and_vars: Iterable[Any], global_step: Any = None, name: str | None = None
     ) -> Any:
-        """As the optimizer within, and then combined. Variables without a gradient stay."""
+        """As the optimizer within, and then combined. Variables without a gradient stay.
+
+        Ranks outside of the process set apply what they have. ValueError if it is not there.
+        """
+        number_of(self._process_set)
         pairs = list(grads_and_vars)
         for gradient, _ in pairs:
             mark_reduced(gradient)  # `import ddl` shall not average what is combined after it
@@ -152,7 +160,10 @@ class _DistributedAdasumOptimizer(v1.train.Optimizer):
 
         with tf.control_dependencies(_operations([updated])):
             due = tf.equal((updates.read_value() + 1) % self._passes, 0)
-            together = combine() if self._passes == 1 else tf.cond(due, combine, tf.no_op)
+            if not self._process_set.included():
+                together = updated
+            else:
+                together = combine() if self._passes == 1 else tf.cond(due, combine, tf.no_op)
         with tf.control_dependencies(_operations([together])):
             return tf.group(*_operations([updates.assign_add(1)]))
 

@@ -180,7 +180,9 @@ def reducescatter(
     Arguments and errors as allreduce; see ddl_ops.collectives.reducescatter.
     """
     del device_dense
-    small, context = compression.compress(tf.convert_to_tensor(tensor))
+    given = tf.convert_to_tensor(tensor)
+    note_averaged([given])
+    small, context = compression.compress(given)
     mine = mpi_ops._reducescatter(
         small, name, op, ignore_name_scope, process_set, prescale_factor, postscale_factor
     )
@@ -198,7 +200,9 @@ def grouped_reducescatter(
 ) -> list[Any]:
     """reducescatter of each, in order; those of one dtype travel together."""
     del device_dense
-    pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    note_averaged(given)
+    pairs = [compression.compress(one) for one in given]
     together = mpi_ops._grouped_reducescatter(
         [small for small, _ in pairs],
         None,

@@ -8,20 +8,22 @@ import tensorflow as tf
 from ddl_ops.gradients import name_in_order
 
 from horovod.common.basics import Average, size
-from horovod.tensorflow.reductions import allreduce
+from horovod.tensorflow.mpi_ops import _allreduce
 
 
 def _over_ranks(mean: Any, variance: Any) -> tuple[Any, Any]:
     """Moments of all ranks' batches, which count equally, from those of this rank's."""
     if size() == 1:
         return mean, variance
-    # By their names alone they would be another layer's, too, that a thread trains beside it.
+    # hvd.allreduce() would take them for gradients, which are as large: ranks that average none
+    # would train apart unseen. By their names alone they would be another layer's, too, that a
+    # thread trains beside it.
     name = name_in_order("SyncBatchNormalization.mean")
-    of_all = allreduce(mean, op=Average, name=name)
+    of_all = _allreduce(mean, op=Average, name=name)
     # Not by the mean of the squares, in which a small variance of large values is lost.
     variance += tf.square(mean - of_all)
     name = name_in_order("SyncBatchNormalization.variance")
-    return of_all, allreduce(variance, op=Average, name=name)
+    return of_all, _allreduce(variance, op=Average, name=name)
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
