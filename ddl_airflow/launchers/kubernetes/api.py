@@ -68,6 +68,10 @@ class Cluster:
         connection: an Airflow connection of type ``kubernetes`` that has the kubeconfig; None: it
             is where kubectl finds it.
 
+    Attributes:
+        context: by which it was found; empty for the pod's own cluster.
+        namespace: where nobody says another.
+
     Raises:
         SubmitFailed: the package ``kubernetes`` is missing, or there is no way to reach a cluster.
     """
@@ -93,16 +97,16 @@ class Cluster:
             if connection is not None:
                 self._by_connection(loading, context, connection)
             elif (files := _kubeconfig()) or context:
+                self.context, self.namespace = _context_of(files, context)
                 loading.load_kube_config(
-                    config_file=files or None,
-                    context=context or None,
+                    config_file=files,
+                    context=self.context,
                     client_configuration=self._config,
                     persist_config=False,
                 )
-                self.namespace = _namespace_of(loading, files, context)
             else:
                 loading.load_incluster_config(client_configuration=self._config)
-                self.namespace = _IN_POD.read_text("utf-8").strip()
+                self.context, self.namespace = "", _IN_POD.read_text("utf-8").strip()
         except (config.ConfigException, ConnectionInvalid, OSError) as error:
             message = f"cannot reach a Kubernetes cluster: {error}. {_HOW_TO_REACH}"
             raise SubmitFailed(message, retryable=False) from error
@@ -151,7 +155,7 @@ class Cluster:
         context = context or connection.text("cluster_context")
         if connection.is_set("in_cluster"):
             loading.load_incluster_config(client_configuration=self._config)
-            self.namespace = _IN_POD.read_text("utf-8").strip()
+            self.context, self.namespace = "", _IN_POD.read_text("utf-8").strip()
         else:
             told = _kubeconfig_of(connection, name)
             with tempfile.TemporaryDirectory(dir=usual_base(), prefix="ddl-kubeconfig-") as folder:
@@ -163,9 +167,9 @@ class Cluster:
                 )
                 if self._config.host.startswith("https:"):
                     self._tls = _tls_of(self._config)
-            chosen = context or told.get("current-context")
-            contexts = {one["name"]: one["context"] for one in told.get("contexts", ())}
-            self.namespace = contexts.get(chosen, {}).get("namespace") or "default"
+            self.context = str(context or told["current-context"])
+            contexts = {one["name"]: one["context"] for one in told["contexts"]}
+            self.namespace = contexts[self.context].get("namespace") or "default"
         self.namespace = connection.text("namespace") or self.namespace
 
     def create(self, namespace: str, one: Mapping[str, Any]) -> dict[str, Any]:
@@ -326,7 +330,14 @@ def _kubeconfig() -> str:
     return os.pathsep.join(str(one) for one in paths if one.is_file())
 
 
-def _namespace_of(config: Any, files: str, context: str) -> str:
-    contexts, current = config.list_kube_config_contexts(files or None)
-    chosen = next((one for one in contexts if one["name"] == context), current)
-    return str(chosen["context"].get("namespace") or "default")
+def _context_of(files: str, context: str) -> tuple[str, str]:
+    """The name of the context, the current one where none is asked for, and its namespace."""
+    from kubernetes.config import ConfigException, kube_config
+
+    if not files:
+        raise ConfigException(f"context {context!r} is asked for, and there is no kubeconfig here")
+    # Not list_kube_config_contexts: that takes no files whose current context is not there.
+    told = kube_config.KubeConfigMerger(files).config
+    loader: Any = kube_config.KubeConfigLoader(told, active_context=context or None)
+    chosen = loader.current_context
+    return str(chosen["name"]), str(chosen["context"].get("namespace") or "default")

@@ -74,7 +74,7 @@ _OURS = ",".join(f"{name}={value}" for name, value in MANAGED.items())
 
 class KubernetesLauncher:
     """See ``ddl_airflow.launchers.base.Scheduler``. Keeps nothing that others lack: any instance
-    knows any job.
+    knows any job. Where that is, its handle says, whatever becomes the default meanwhile.
 
     Args:
         image: of the pods; without it no job can be rendered, and every job found.
@@ -109,9 +109,8 @@ class KubernetesLauncher:
             raise SubmitFailed(f"{said}. Give the connection an id without one.", retryable=False)
         # What any other launcher finds the job by: [operator:]namespace[@connection]/context. A
         # namespace has neither : nor @ in its name.
-        where = namespace if operator == "none" else f"{operator}:{namespace}"
-        where += f"@{connection}" if connection else ""
-        self._place = f"{where}/{context}" if where or context else ""
+        self._place = _place_of(operator, namespace, connection, context)
+        self._resolved = bool(namespace and context)
         self._find: FindConnection = own_connection
         self._others = others
         # By context and id of a connection, with what that was when it was looked up.
@@ -157,9 +156,21 @@ class KubernetesLauncher:
         return Submission(job, ("kubectl", *place, "create", "-f", "-"), env, script)
 
     def expected(self, job: JobSpec) -> JobHandle:
-        """Its name in the cluster follows from the ``job_id``."""
+        """Its name in the cluster follows from the ``job_id``; its place is as it is found now.
+
+        Raises:
+            SubmitFailed: there is no way to reach a cluster.
+        """
         grace_s = self._others.get("grace_s", Wanted.grace_s)
-        return replace(job.handle(self.kind, 0, job.nodes), place=self._place, grace_s=grace_s)
+        handle = replace(job.handle(self.kind, 0, job.nodes), place=self._place, grace_s=grace_s)
+        if not self._resolved:
+            # Another process, or this one later, may have other defaults: it would find no job
+            # there, and take it for one that has ended.
+            cluster, namespace, operator = self._where(handle)
+            conn_id = self.connection_of(handle)
+            self._place = _place_of(operator.key, namespace, conn_id, cluster.context)
+            self._resolved = True
+        return replace(handle, place=self._place)
 
     def submit(self, submission: Submission) -> JobHandle:
         """Creates the objects, and last of all lets the job start.
@@ -377,6 +388,12 @@ class KubernetesLauncher:
             self._clusters[key] = connection, Cluster(context, connection)
         cluster = self._clusters[key][1]
         return cluster, namespace or cluster.namespace, OPERATORS[operator or "none"]
+
+
+def _place_of(operator: str, namespace: str, conn_id: str, context: str) -> str:
+    where = namespace if operator == "none" else f"{operator}:{namespace}"
+    where += f"@{conn_id}" if conn_id else ""
+    return f"{where}/{context}" if where or context else ""
 
 
 def _silent(error: LaunchError) -> Told:

@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -25,6 +26,7 @@ from ddl_airflow.core.manifest.load import load_manifest_text
 from ddl_airflow.core.plan import plan
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
 from ddl_airflow.launchers.kubernetes import api as kubernetes_api
+from ddl_airflow.launchers.kubernetes import launcher as launcher_module
 from ddl_airflow.launchers.kubernetes import pod as pod_program
 from ddl_airflow.launchers.kubernetes.api import Refused
 from ddl_airflow.launchers.kubernetes.causes import (
@@ -191,15 +193,17 @@ def test_names_are_those_of_kubernetes_and_of_one_job_each():
     assert max(map(len, names)) <= 45 and all(name[-1] != "-" for name in names)
 
 
-def test_the_place_goes_with_the_job():
+def test_the_place_goes_with_the_job(monkeypatch):
     handle = full().expected(SPEC)
     assert handle.place == "vision/arn:aws:eks:eu-1:1:cluster/training"
     dumped = json.loads(json.dumps(StartedJob(handle, 1.0).dump()))
     assert StartedJob.load(dumped).handle == handle
     del dumped["handle"]["place"]  # as an earlier version dumped it
     assert StartedJob.load(dumped).handle == replace(handle, place="")
+    found = SimpleNamespace(namespace="default", context="here")
+    monkeypatch.setattr(launcher_module, "Cluster", lambda *_: found)
     least = KubernetesLauncher(**SETTINGS).expected(SPEC)
-    assert least.place == ""
+    assert least.place == "default/here"
     assert (handle.grace_s, least.grace_s) == (120.0, 30.0)  # whoever waits for its end is to know
 
 
@@ -405,7 +409,7 @@ def handle(tmp_path):
     for folder in ("records", "logs"):
         (tmp_path / folder).mkdir()
     spec = replace(SPEC, slots=1, record_dir=tmp_path / "records", log_dir=tmp_path / "logs")
-    return KubernetesLauncher().expected(spec)
+    return spec.handle("kubernetes", 0, spec.nodes)
 
 
 def job_of(condition="", reason="", at=LONG_AGO, **metadata):

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobSpec, JobState
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
@@ -38,7 +40,7 @@ def ago(seconds: float) -> str:
 class OneServer:
     """An API server that holds what it is given, and refuses what it is told to."""
 
-    namespace = "default"
+    namespace, context = "default", ""
 
     def __init__(self) -> None:
         self.objects: dict[str, list[dict]] = {"Job": [], "Pod": [], "Event": []}
@@ -448,6 +450,130 @@ def test_a_page_in_place_of_an_answer_is_none(tmp_path, monkeypatch, path):
             Cluster().list("default", "Job")
         gateway.shutdown()
     assert caught.value.retryable
+
+
+class Listed(BaseHTTPRequestHandler):
+    """An API server of which only lists are asked; its server has them by their paths."""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        said = {"items": self.server.lists.get(path, []), "metadata": {}}  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(said).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def listing(answers: type[BaseHTTPRequestHandler] = Listed) -> Iterator[HTTPServer]:
+    with HTTPServer(("127.0.0.1", 0), answers) as one:
+        one.lists = {}  # type: ignore[attr-defined]
+        thread = threading.Thread(target=one.serve_forever, args=(0.05,))
+        thread.start()
+        yield one
+        one.shutdown()
+        thread.join()
+
+
+def kubeconfig_of(current: str, **contexts: tuple[HTTPServer, str]) -> dict:
+    """A kubeconfig of contexts by name, each of one server and one namespace."""
+    about = {"current-context": current, "contexts": [], "clusters": [], "users": []}
+    for name, (one, namespace) in contexts.items():
+        of = {"cluster": name, "user": name, "namespace": namespace}
+        server = {"server": f"http://127.0.0.1:{one.server_port}"}
+        about["contexts"].append({"name": name, "context": of})
+        about["clusters"].append({"name": name, "cluster": server})
+        about["users"].append({"name": name, "user": {"token": "t"}})
+    return about
+
+
+@pytest.fixture
+def two_clusters(server, monkeypatch) -> Iterator[tuple[HTTPServer, HTTPServer]]:
+    """One that has the job one/train-1 in the namespace vision, and one that has none."""
+    monkeypatch.setattr(module, "Cluster", Cluster)
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    server.job("one/train-1")
+    with listing() as here, listing() as there:
+        here.lists |= {
+            "/apis/batch/v1/namespaces/vision/jobs": server.objects["Job"],
+            "/api/v1/namespaces/vision/pods": server.objects["Pod"],
+        }
+        yield here, there
+
+
+@pytest.mark.parametrize("change", ["use-context", "set-context --namespace", "unset"])
+@pytest.mark.parametrize("by", ["file", "connection"])
+def test_a_job_is_looked_for_where_it_was_submitted(
+    two_clusters, tmp_path, monkeypatch, change, by
+):
+    """Where the default had changed, none was found there: it counted as deleted, and ran on."""
+    here, there = two_clusters
+    kubeconfig = tmp_path / "kubeconfig"
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    told: dict = {}
+
+    def is_now(about: dict) -> None:
+        if by == "file":
+            kubeconfig.write_text(json.dumps(about))
+        else:
+            told["one"] = AirflowConnection("gpus", "kubernetes", extra={"kube_config": about})
+
+    is_now(kubeconfig_of("here", here=(here, "vision"), there=(there, "vision")))
+    connection = "gpus" if by == "connection" else ""
+
+    def made() -> KubernetesLauncher:
+        one = KubernetesLauncher(connection=connection)
+        one.find_connections(lambda _: told["one"])
+        return one
+
+    for folder in ("records", "logs"):
+        (tmp_path / folder).mkdir()
+    handle = made().expected(job_in(tmp_path, "one/train-1"))
+    assert handle.place == (f"vision@{connection}/here" if connection else "vision/here")
+    assert made().connection_of(handle) == connection
+    earlier = replace(handle, place=f"@{connection}/" if connection else "")
+    assert made().status(earlier).state is JobState.RUNNING
+    after = kubeconfig_of("there", here=(here, "vision"), there=(there, "vision"))
+    if change == "set-context --namespace":
+        after = kubeconfig_of("here", here=(here, "default"))
+    elif change == "unset":
+        del after["current-context"]
+    is_now(after)
+    assert made().status(handle).state is JobState.RUNNING
+    if change != "unset":  # as an earlier version submitted it: where the default is now
+        assert made().status(earlier).state is JobState.LOST
+
+
+def test_a_job_whose_context_is_not_known_here_is_not_looked_for_elsewhere(
+    two_clusters, tmp_path, monkeypatch
+):
+    here, there = two_clusters
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(json.dumps(kubeconfig_of("here", here=(here, "vision"))))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    handle = KubernetesLauncher().expected(job_in(tmp_path, "one/train-1"))
+    kubeconfig.write_text(json.dumps(kubeconfig_of("there", there=(there, "vision"))))
+    with pytest.raises(SubmitFailed, match="'?here'?"):
+        KubernetesLauncher().cancel(handle)
+    kubeconfig.unlink()  # as in a pod, by its service account
+    with pytest.raises(SubmitFailed, match="context 'here' .* no kubeconfig"):
+        KubernetesLauncher().status(handle)
+
+
+def test_what_is_submitted_is_kept_with_its_place(tmp_path, monkeypatch):
+    server = FullServer()
+    server.namespace, server.context = "vision", "here"
+    monkeypatch.setattr(module, "Cluster", lambda *_: server)
+    launcher = KubernetesLauncher(image="trainer:1")
+    job = job_in(tmp_path, "one/train-1")
+    handle = launcher.submit(launcher.render(job))
+    assert handle.place == launcher.expected(job).place == "vision/here"
+    # Between the two the default may change.
+    server.namespace, server.context = "default", "there"
+    assert launcher.expected(job).place == "vision/here"
 
 
 def test_what_a_killed_submission_left_is_removed_when_others_are_looked_at(server, handle_of):
