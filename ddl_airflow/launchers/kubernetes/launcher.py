@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -69,6 +70,8 @@ _LOOK_S = 0.5
 _KNOWN_S = 10.0
 # All events of a namespace are asked for: so often for a job that only waits.
 _EVENTS_S = 15.0
+# Of a job, beside the words of an error that is none of ours: its traceback.
+_ODD = "odd"
 _OURS = ",".join(f"{name}={value}" for name, value in MANAGED.items())
 
 
@@ -258,8 +261,9 @@ class KubernetesLauncher:
         """One list of jobs and one of pods for each namespace; events where one is in trouble.
 
         A job that cannot go on, because a worker's pod is gone, is ended, and keeps why: the
-        cluster itself would let the others wait. A cluster that does not answer says so for its
-        own jobs only, and what is refused of a job for that job only.
+        cluster itself would let the others wait. A cluster that does not answer, or whose answers
+        nobody has foreseen, is so for its own jobs only, and what is refused of a job for that job
+        only.
         """
         told: dict[JobHandle, Told] = {}
         places: dict[str, list[JobHandle]] = defaultdict(list)
@@ -272,6 +276,14 @@ class KubernetesLauncher:
                 if not error.retryable and len(places) == 1:
                     raise
                 told |= {handle: _silent(error) for handle in those}
+            except Exception as error:  # of one cluster, or of how one is reached
+                if len(places) == 1:
+                    raise
+                odd = {
+                    SILENT: f"{type(error).__name__}: {error}",
+                    _ODD: "".join(traceback.format_exception(error)),
+                }
+                told |= dict.fromkeys(those, odd)
         return [told[handle] for handle in handles]
 
     def _ask(self, handles: Sequence[JobHandle]) -> dict[JobHandle, Told]:
@@ -341,7 +353,12 @@ class KubernetesLauncher:
 
         Raises:
             LaunchError: the cluster has not answered.
+            RuntimeError: it has, in a way that nobody has foreseen.
         """
+        if _ODD in told:
+            unforeseen = RuntimeError(told[SILENT])
+            unforeseen.add_note(told[_ODD])
+            raise unforeseen
         if SILENT in told:
             raise LaunchError(told[SILENT], retryable=AGAIN in told)
         facts: Mapping[str, Any] = json.loads(told["facts"])

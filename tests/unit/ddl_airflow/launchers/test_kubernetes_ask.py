@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -144,6 +145,32 @@ def test_a_place_that_refuses_says_so_with_whether_that_may_pass(server, handle_
         with pytest.raises(LaunchError, match="no") as caught:
             launcher.conclude(handle, told)
         assert caught.value.retryable is (code == 503)
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_what_nobody_has_foreseen_of_a_place_concerns_no_other(server, handle_of, others):
+    """As of a cluster whose objects are not what they should be: no job was watched any more."""
+    server.job("well/train-1")
+    lists = server.list
+
+    def odd(namespace: str, kind: str, **query: str) -> list[dict]:
+        return [{"metadata": {}}] if namespace == "odd" else lists(namespace, kind, **query)
+
+    server.list = odd
+    handles = [replace(handle_of("one/train-1"), place="odd/")]
+    launcher = KubernetesLauncher()
+    if not others:  # its traceback is to be in the log, where nobody else has to hear of it
+        with pytest.raises(KeyError, match="labels"):
+            launcher.ask(handles)
+        return
+    handles.append(handle_of("well/train-1"))
+    told = launcher.ask(handles)
+    assert launcher.conclude(handles[1], told[1]).state is JobState.RUNNING
+    assert json.dumps(dict(told[0]))
+    # No LaunchError: its trigger outlasts that for a while, and not for ever.
+    with pytest.raises(RuntimeError, match="KeyError: 'labels'") as caught:
+        launcher.conclude(handles[0], told[0])
+    assert "in _ask" in "".join(traceback.format_exception(caught.value))
 
 
 def test_kueues_label_stays_where_the_namespace_has_a_default_queue(server, handle_of, tmp_path):
@@ -452,6 +479,48 @@ def test_a_page_in_place_of_an_answer_is_none(tmp_path, monkeypatch, path):
     assert caught.value.retryable
 
 
+class Other(BaseHTTPRequestHandler):
+    """Says what its server is told to, as JSON, whatever it is asked."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(self.server.lists["said"]).encode())  # type: ignore[attr-defined]
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"status": "ok"},
+        {"items": "none", "metadata": {}},
+        {"items": [1], "metadata": {}},
+        {"items": [{"spec": {}}], "metadata": {}},
+        {"items": [], "metadata": "none"},
+        {"resources": [{"kind": "MPIJob"}]},
+        {"metadata": "none"},
+    ],
+)
+def test_other_json_in_place_of_an_answer_is_none(tmp_path, monkeypatch, said):
+    """As of a gateway; a KeyError of it ended the watching of all jobs, of other clusters too."""
+    monkeypatch.delenv("HTTP_PROXY", raising=False)
+    monkeypatch.delenv("http_proxy", raising=False)
+    with listing(Other) as one:
+        one.lists["said"] = said  # type: ignore[attr-defined]
+        (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig_of("one", one=(one, "vision"))))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        cluster = Cluster()
+        asked = [lambda: cluster.list("vision", "Job"), lambda: cluster.read("vision", "Job", "a")]
+        if "resources" in said:
+            asked.append(lambda: cluster.has("batch/v1"))
+        for ask in asked:
+            with pytest.raises(LaunchError, match="proxy.*may run on") as caught:
+                ask()
+            assert caught.value.retryable
+
+
 class Listed(BaseHTTPRequestHandler):
     """An API server of which only lists are asked; its server has them by their paths."""
 
@@ -472,9 +541,11 @@ def listing(answers: type[BaseHTTPRequestHandler] = Listed) -> Iterator[HTTPServ
         one.lists = {}  # type: ignore[attr-defined]
         thread = threading.Thread(target=one.serve_forever, args=(0.05,))
         thread.start()
-        yield one
-        one.shutdown()
-        thread.join()
+        try:
+            yield one
+        finally:
+            one.shutdown()
+            thread.join()
 
 
 def kubeconfig_of(current: str, **contexts: tuple[HTTPServer, str]) -> dict:
@@ -487,6 +558,19 @@ def kubeconfig_of(current: str, **contexts: tuple[HTTPServer, str]) -> dict:
         about["clusters"].append({"name": name, "cluster": server})
         about["users"].append({"name": name, "user": {"token": "t"}})
     return about
+
+
+def test_a_token_that_no_request_can_have_is_told_and_not_shown(monkeypatch):
+    monkeypatch.delenv("HTTP_PROXY", raising=False)
+    monkeypatch.delenv("http_proxy", raising=False)
+    with listing() as one:
+        told = kubeconfig_of("one", one=(one, "vision"))
+        told["users"][0]["user"] = {"token": "planted\nplanted"}
+        cluster = Cluster("", AirflowConnection("gpus", "kubernetes", extra={"kube_config": told}))
+        with pytest.raises(LaunchError, match="token") as caught:
+            cluster.list("vision", "Job")
+    assert caught.value.retryable is False
+    assert "planted" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.fixture
