@@ -399,7 +399,8 @@ class KubernetesLauncher:
         try:
             connection = self._find(conn_id) if conn_id else None
         except ConnectionInvalid as error:
-            raise SubmitFailed(f"launcher.connection: {error}", retryable=False) from error
+            said = f"launcher.connection: {error}"
+            raise SubmitFailed(said, retryable=error.retryable) from error
         key = (context, conn_id)
         if key not in self._clusters or self._clusters[key][0] != connection:
             self._clusters[key] = connection, Cluster(context, connection)

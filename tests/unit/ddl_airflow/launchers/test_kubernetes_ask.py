@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from ddl_airflow.core.connections import AirflowConnection
-from ddl_airflow.core.errors import LaunchError, SubmitFailed
+from ddl_airflow.core.errors import ConnectionInvalid, LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobSpec, JobState
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
 from ddl_airflow.launchers.kubernetes import launcher as module
@@ -645,6 +645,18 @@ def test_a_job_whose_context_is_not_known_here_is_not_looked_for_elsewhere(
     kubeconfig.unlink()  # as in a pod, by its service account
     with pytest.raises(SubmitFailed, match="context 'here' .* no kubeconfig"):
         KubernetesLauncher().status(handle)
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_a_connection_that_may_be_told_later_is_asked_for_again(tmp_path, passes):
+    def find(conn_id: str) -> AirflowConnection:
+        raise ConnectionInvalid(f"Airflow has no connection {conn_id!r}.", retryable=passes)
+
+    launcher = KubernetesLauncher(image="trainer:1", connection="gpus")
+    launcher.find_connections(find)
+    with pytest.raises(SubmitFailed, match="launcher.connection: .*'gpus'") as caught:
+        launcher.expected(job_in(tmp_path, "one/train-1"))
+    assert caught.value.retryable is passes
 
 
 def test_what_is_submitted_is_kept_with_its_place(tmp_path, monkeypatch):
