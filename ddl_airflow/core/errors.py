@@ -119,7 +119,10 @@ class AccessDenied(StagingError):
 
 
 class ConnectionInvalid(StagingError):
-    """The endpoint or the credentials cannot be used as they are written."""
+    """The endpoint or the credentials cannot be used as they are written.
+
+    That cannot pass; what may is that Airflow does not tell them.
+    """
 
     retryable = False
 

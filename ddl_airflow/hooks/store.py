@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from airflow.configuration import conf
 from airflow.sdk import BaseHook
-from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.sdk.exceptions import AirflowNotFoundException, AirflowSecretsBackendAccessDenied
 from airflow.sdk.log import mask_secret
 
 from ddl_airflow.core.connections import AirflowConnection
@@ -89,28 +91,42 @@ def connection_of(conn_id: str) -> AirflowConnection:
     """An Airflow connection, whose secrets Airflow's logs mask from then on.
 
     Raises:
-        ConnectionInvalid: there is none of that name.
+        ConnectionInvalid: there is none of that name, or Airflow does not tell it.
     """
-    try:
+    with _told(conn_id, f"Airflow has no connection {conn_id!r}"):
         return masked(conn_id, BaseHook.get_connection(conn_id))
-    except AirflowNotFoundException as error:
-        raise no_connection(conn_id) from error
 
 
 async def connection_soon(conn_id: str) -> AirflowConnection:
     """As ``connection_of``, in a triggerer."""
-    try:
+    with _told(conn_id, f"Airflow has no connection {conn_id!r}"):
         return masked(conn_id, await BaseHook.aget_connection(conn_id))
+
+
+@contextmanager
+def _told(conn_id: str, absent: str, of_type: str = "") -> Iterator[None]:
+    """Says what it means where Airflow does not tell a connection.
+
+    Args:
+        conn_id: its id.
+        absent: that there is none, as whoever needs it says so.
+        of_type: what to choose where it is added.
+    """
+    try:
+        yield
     except AirflowNotFoundException as error:
-        raise no_connection(conn_id) from error
-
-
-def no_connection(conn_id: str) -> ConnectionInvalid:
-    """The error to raise where Airflow does not know it."""
-    return ConnectionInvalid(
-        f"Airflow has no connection {conn_id!r}. Add it under Admin > Connections; or set "
-        f"AIRFLOW_CONN_{conn_id.upper()}."
-    )
+        # It says the same where a secrets backend, or its own API, fails for a moment.
+        raise ConnectionInvalid(
+            f"{absent}. Add it under Admin > Connections{of_type}; or set "
+            f"AIRFLOW_CONN_{conn_id.upper()}. If it is there, Airflow's API or secrets backend did "
+            "not answer for it.",
+            retryable=True,
+        ) from error
+    except AirflowSecretsBackendAccessDenied as error:  # to Python a file that may not be read
+        raise ConnectionInvalid(
+            f"Airflow denies the connection {conn_id!r} to this task or triggerer. See which team "
+            "it is of; or name one that it may read."
+        ) from error
 
 
 def masked(conn_id: str, connection: Any) -> AirflowConnection:
@@ -139,13 +155,9 @@ def secret_of(conn_id: str) -> str:
     Raises:
         ConnectionInvalid: there is no such connection, or no password in it.
     """
-    try:
-        password = BaseHook.get_connection(conn_id).password
-    except AirflowNotFoundException as error:
-        raise ConnectionInvalid(
-            f"a secret has its value from Airflow's connection {conn_id!r}, which there "
-            f"is not. Add it under Admin > Connections; or set AIRFLOW_CONN_{conn_id.upper()}."
-        ) from error
+    absent = f"a secret has its value from Airflow's connection {conn_id!r}, which there is not"
+    with _told(conn_id, absent):
+        password: str | None = BaseHook.get_connection(conn_id).password
     if not password:
         raise ConnectionInvalid(
             f"a secret has its value from Airflow's connection {conn_id!r}, which has no "
@@ -161,14 +173,10 @@ def _client_of_connection(conn_id: str) -> tuple[Any, str]:
 
     from ddl_airflow.storage.s3_client import s3_config, s3_settings, with_settings
 
-    try:
+    absent = f"conn_id: Airflow has no connection {conn_id!r}"
+    # The amazon provider would go on with whatever keys the machine itself has.
+    with _told(conn_id, absent, f", type {ObjectStoreHook.hook_name}"):
         connection = BaseHook.get_connection(conn_id)
-    except AirflowNotFoundException as error:
-        # The amazon provider would go on with whatever keys the machine itself has.
-        raise ConnectionInvalid(
-            f"conn_id: Airflow has no connection {conn_id!r}. Add it under Admin > Connections, "
-            f"type {ObjectStoreHook.hook_name}; or set AIRFLOW_CONN_{conn_id.upper()}."
-        ) from error
     if connection.conn_type == ObjectStoreHook.conn_type:
         return ObjectStoreHook(conn_id).get_conn(), str(connection.login)
     settings = s3_settings(connection.extra_dejson)

@@ -109,7 +109,13 @@ class Scheduler(Launcher, Protocol):
     """
 
     def expected(self, job: JobSpec) -> JobHandle:
-        """The handle of a job before it is submitted: without its number. Pure."""
+        """The handle of a job before it is submitted: without its number. Makes nothing.
+
+        Its place is one that other processes find: the caller keeps it before it submits.
+
+        Raises:
+            SubmitFailed: it is not known where that would be.
+        """
         ...
 
     def find(self, handle: JobHandle) -> JobHandle:

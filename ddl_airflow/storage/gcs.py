@@ -96,7 +96,8 @@ class GcsStore(CloudStore):
             project = connection.text("project") or None
             client = _client(credentials, project, connection.text("api_endpoint"))
         pays = project if connection.is_set("requester_pays") else None
-        who = str(getattr(credentials, "service_account_email", ""))
+        # None of workload identity: of such callers nobody knows here who they are.
+        who = str(getattr(credentials, "service_account_email", None) or "")
         return Access(Google(client, pays), "" if who == "default" else who)
 
     @property

@@ -237,16 +237,37 @@ class S3Source:
 
         Args:
             number: of the part, from 1.
+
+        Raises:
+            StagingError: the service fails, in as many tries as may help.
         """
         from botocore.exceptions import ClientError
 
         name = {"Bucket": self._name["Bucket"], "Key": self._name["Key"]}
-        with self._errors():
-            try:
-                answer = self._client.head_object(**name, PartNumber=number)
-            except ClientError:
-                return 0
-        return int(answer.get("ContentLength", 0))
+        found = 0
+
+        def look() -> None:
+            nonlocal found
+            with self._errors():
+                try:
+                    answer = self._client.head_object(**name, PartNumber=number)
+                except ClientError as error:
+                    if not _refuses(error.response):
+                        raise
+                    return
+            found = int(answer.get("ContentLength", 0))
+
+        # What passes is no refusal: with 0 for some of the parts, good bytes may look damaged.
+        self._retries.tried(
+            look, lambda _: None, lambda: f"The size of part {number:,} did not come"
+        )
+        return found
+
+
+def _refuses(answer: Any) -> bool:
+    """Whether an error says that the service does not do it, and not that it cannot now."""
+    status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return status == 501 or (400 <= status < 500 and status not in (408, 429))
 
 
 def etag_is_md5(answer: Any) -> bool:

@@ -34,6 +34,12 @@ _CONNECTIONS: dict[str, tuple[float, AirflowConnection]] = {}
 _ENDING: set[asyncio.Task[None]] = set()  # the event loop keeps none
 
 
+class _NotTold(LaunchError):
+    """Airflow does not tell a connection: nobody has it, or what Airflow asks for it is away."""
+
+    retryable = False
+
+
 class JobTrigger(BaseTrigger):
     """Looks at a job now and then, says how it goes, and fires when it has ended.
 
@@ -41,10 +47,10 @@ class JobTrigger(BaseTrigger):
 
     A triggerer that starts again looks at the same job again. The scheduler's not answering is said
     and outlasted, and so is the file system's: the job goes on. So is for ten minutes what nobody
-    has foreseen, for Airflow gives up the job of a trigger that raises; and, once the job has been
-    seen, whatever else is in the way. When a person fails, clears
-    or deletes the task, Airflow calls ``on_kill``, which cancels the job; it does so from the
-    triggerer that runs the trigger, so not while none runs.
+    has foreseen, for Airflow gives up the job of a trigger that raises; a connection that Airflow
+    does not tell; and, once the job has been seen, whatever else is in the way. When a person
+    fails, clears or deletes the task, Airflow calls ``on_kill``, which cancels the job; it does so
+    from the triggerer that runs the trigger, so not while none runs.
 
     The triggerer must have the scheduler's commands, and see the workspace. One that has not fires
     at once, and says so; the job goes on.
@@ -201,7 +207,7 @@ class JobTrigger(BaseTrigger):
         if isinstance(error, OSError) or (isinstance(error, LaunchError) and error.retryable):
             return
         foreseen = isinstance(error, LaunchError)
-        if foreseen and not self._seen:
+        if foreseen and not self._seen and not isinstance(error, _NotTold):
             raise error
         now = time.monotonic()
         if self._failing is None:
@@ -260,9 +266,11 @@ async def _reached(handle: JobHandle) -> Scheduler:
         try:
             _CONNECTIONS[conn_id] = (time.monotonic(), await connection_soon(conn_id))
         except ConnectionInvalid as error:
+            if not error.retryable:  # it is denied, from now on
+                raise LaunchError(f"launcher.connection: {error}", retryable=False) from error
             # Airflow says the same of one that nobody has, and where its own API is away.
             if conn_id not in _CONNECTIONS:
-                raise LaunchError(f"launcher.connection: {error}", retryable=False) from error
+                raise _NotTold(f"launcher.connection: {error}") from error
             log.warning("launcher.connection: %s What it was is used for now.", error)
             _CONNECTIONS[conn_id] = (time.monotonic(), _known(conn_id))
     return scheduler

@@ -40,7 +40,7 @@ class Job:
         self.cluster = cluster
         self.name = name_of(spec.job_id)
         # As ``JobHandle.place`` has it.
-        self.operator, _, _ = launcher.expected(spec).place.rpartition(":")
+        self.operator, _, _ = launcher.expected(spec).place.partition("/")[0].rpartition(":")
         self.handle: JobHandle | None = None
 
     def start(self) -> Job:

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ddl_airflow.core.connections import AirflowConnection
-from ddl_airflow.core.errors import ConnectionInvalid, LaunchError, SubmitFailed
+from ddl_airflow.core.errors import DAMAGED, ConnectionInvalid, LaunchError, SubmitFailed
 from ddl_airflow.launchers.session_directory import usual_base
 
 _CONNECT_S, _READ_S = 10.0, 30.0
@@ -68,6 +68,10 @@ class Cluster:
         connection: an Airflow connection of type ``kubernetes`` that has the kubeconfig; None: it
             is where kubectl finds it.
 
+    Attributes:
+        context: by which it was found; empty for the pod's own cluster.
+        namespace: where nobody says another.
+
     Raises:
         SubmitFailed: the package ``kubernetes`` is missing, or there is no way to reach a cluster.
     """
@@ -75,6 +79,7 @@ class Cluster:
     def __init__(self, context: str = "", connection: AirflowConnection | None = None) -> None:
         try:
             import urllib3
+            import yaml
             from kubernetes import client, config
             from requests.utils import should_bypass_proxies
         except ImportError as error:
@@ -84,6 +89,7 @@ class Cluster:
                 retryable=False,
             ) from error
         self._made_by = context, connection
+        by = f"connection {connection.conn_id!r}" if connection else "the kubeconfig"
         # It has no types that hold from one of its versions to the next.
         loading: Any = config
         self._config: Any = client.Configuration()
@@ -93,20 +99,28 @@ class Cluster:
             if connection is not None:
                 self._by_connection(loading, context, connection)
             elif (files := _kubeconfig()) or context:
+                self.context, self.namespace = _context_of(files, context)
                 loading.load_kube_config(
-                    config_file=files or None,
-                    context=context or None,
+                    config_file=files,
+                    context=self.context,
                     client_configuration=self._config,
                     persist_config=False,
                 )
-                self.namespace = _namespace_of(loading, files, context)
             else:
                 loading.load_incluster_config(client_configuration=self._config)
-                self.namespace = _IN_POD.read_text("utf-8").strip()
-        except (config.ConfigException, ConnectionInvalid, OSError) as error:
-            message = f"cannot reach a Kubernetes cluster: {error}. {_HOW_TO_REACH}"
-            raise SubmitFailed(message, retryable=False) from error
+                self.context, self.namespace = "", _IN_POD.read_text("utf-8").strip()
+        except config.ConfigException as error:
+            raise _cannot_reach(f"{by}: {error}") from error
+        except (ConnectionInvalid, OSError) as error:
+            raise _cannot_reach(str(error)) from error
+        except yaml.YAMLError as error:  # which quotes it, and it has keys
+            mark = getattr(error, "problem_mark", None)
+            line = f" (line {mark.line + 1})" if mark else ""
+            raise _cannot_reach(f"the kubeconfig is no YAML{line}") from None
+        except DAMAGED as error:
+            raise _cannot_reach(f"{by} is malformed ({type(error).__name__})") from error
         self._errors = urllib3.exceptions.HTTPError
+        self._no_credentials = config.ConfigException, self._errors, OSError, *DAMAGED
         tls: dict[str, Any] = {
             "ca_certs": self._config.ssl_ca_cert,
             "cert_file": self._config.cert_file,
@@ -137,7 +151,10 @@ class Cluster:
             if refused.code == 404:
                 return set()
             raise
-        return {str(one["name"]) for one in told.get("resources", ())}
+        try:
+            return {str(one["name"]) for one in told.get("resources", ())}
+        except DAMAGED as error:
+            raise self._other("no list of resources") from error
 
     def _by_connection(self, loading: Any, context: str, connection: AirflowConnection) -> None:
         name = f"connection {connection.conn_id!r}"
@@ -151,31 +168,31 @@ class Cluster:
         context = context or connection.text("cluster_context")
         if connection.is_set("in_cluster"):
             loading.load_incluster_config(client_configuration=self._config)
-            self.namespace = _IN_POD.read_text("utf-8").strip()
+            self.context, self.namespace = "", _IN_POD.read_text("utf-8").strip()
         else:
             told = _kubeconfig_of(connection, name)
             with tempfile.TemporaryDirectory(dir=usual_base(), prefix="ddl-kubeconfig-") as folder:
                 loading.load_kube_config_from_dict(
-                    _with_files(told, Path(folder)),
+                    _with_files(told, Path(folder), name),
                     context=context or None,
                     client_configuration=self._config,
                     persist_config=False,
                 )
                 if self._config.host.startswith("https:"):
                     self._tls = _tls_of(self._config)
-            chosen = context or told.get("current-context")
-            contexts = {one["name"]: one["context"] for one in told.get("contexts", ())}
-            self.namespace = contexts.get(chosen, {}).get("namespace") or "default"
+            self.context = str(context or told["current-context"])
+            contexts = {one["name"]: one["context"] for one in told["contexts"]}
+            self.namespace = contexts[self.context].get("namespace") or "default"
         self.namespace = connection.text("namespace") or self.namespace
 
     def create(self, namespace: str, one: Mapping[str, Any]) -> dict[str, Any]:
         """The object as the server keeps it."""
-        return self._ask("POST", _path(namespace, one["kind"]), one)
+        return self._object(self._ask("POST", _path(namespace, one["kind"]), one))
 
     def read(self, namespace: str, kind: str, name: str) -> dict[str, Any] | None:
         """The object; None if there is none of that name."""
         try:
-            return self._ask("GET", f"{_path(namespace, kind)}/{name}")
+            return self._object(self._ask("GET", f"{_path(namespace, kind)}/{name}"))
         except Refused as refused:
             if refused.code == 404:
                 return None
@@ -201,10 +218,26 @@ class Cluster:
         while True:
             asked = {"limit": str(_PAGE), **query, **({"continue": more} if more else {})}
             answer = self._ask("GET", _path(namespace, kind), query=asked)
-            found += answer["items"]
-            more = answer["metadata"].get("continue", "")
+            try:
+                found += map(self._object, answer["items"] or ())
+                more = (answer.get("metadata") or {}).get("continue", "")
+            except DAMAGED as error:
+                raise self._other(f"no list of {kind}s") from error
             if not more:
                 return found
+
+    def _object(self, one: Any) -> dict[str, Any]:
+        """What is one of the server's; raises for what is none, and would be found out late."""
+        about = one.get("metadata") if isinstance(one, dict) else None
+        if not isinstance(about, dict) or "name" not in about:
+            raise self._other("no object of Kubernetes")
+        return dict(one)
+
+    def _other(self, what: str) -> LaunchError:
+        return LaunchError(
+            f"Kubernetes' API server {self._config.host} answers with {what}, as a proxy does that "
+            "has answers of its own. The jobs there may run on."
+        )
 
     def _ask(self, method: str, path: str, *words: Any, **more: Any) -> dict[str, Any]:
         """As ``_ask_once``; once more where the credentials may have been renewed meanwhile."""
@@ -232,8 +265,14 @@ class Cluster:
         query: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         headers = {"Accept": "application/json"}
-        for one in self._config.auth_settings().values():
-            headers[one["key"]] = one["value"]
+        try:  # which renews them
+            for one in self._config.auth_settings().values():
+                headers[one["key"]] = one["value"]
+        except self._no_credentials as error:
+            raise LaunchError(
+                f"what Kubernetes' API server {self._config.host} is to be asked with cannot be "
+                f"renewed ({type(error).__name__}). The jobs there may run on."
+            ) from error
         if body is not None:
             kind = "merge-patch+json" if method == "PATCH" else "json"
             headers["Content-Type"] = f"application/{kind}"
@@ -253,6 +292,13 @@ class Cluster:
                 f"Kubernetes' API server {self._config.host} does not answer "
                 f"({type(error).__name__}). The jobs there may run on."
             ) from error
+        except ValueError:  # which quotes it
+            raise LaunchError(
+                f"Kubernetes' API server {self._config.host} cannot be asked with what the "
+                "kubeconfig says: its token has characters that no request may have, such as a "
+                "line's end. Take them out.",
+                retryable=False,
+            ) from None
         told = _json(answer.data)
         if answer.status < 300 and told:
             return told
@@ -264,6 +310,11 @@ class Cluster:
             )
         said = str(told.get("message") or f"HTTP status {answer.status}")
         raise Refused(answer.status, str(told.get("reason", "")), said)
+
+
+def _cannot_reach(why: str) -> SubmitFailed:
+    message = f"cannot reach a Kubernetes cluster: {why}. {_HOW_TO_REACH}"
+    return SubmitFailed(message, retryable=False)
 
 
 def _path(namespace: str, kind: str) -> str:
@@ -295,17 +346,28 @@ def _kubeconfig_of(connection: AirflowConnection, name: str) -> dict[str, Any]:
     return told
 
 
-def _with_files(kubeconfig: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The kubeconfig with files in place of certificates and keys that are written into it."""
+def _with_files(kubeconfig: Mapping[str, Any], folder: Path, whose: str) -> dict[str, Any]:
+    """The kubeconfig with files in place of certificates and keys that are written into it.
+
+    Args:
+        kubeconfig: as it was entered.
+        folder: for the files.
+        whose: it is, for messages.
+    """
     told = copy.deepcopy(dict(kubeconfig))
     for kind in ("cluster", "user"):
         for entry in told.get(f"{kind}s") or ():
             about = entry.get(kind) or {}
             for name in [one for one in about if one.endswith("-data")]:
+                try:
+                    said = base64.b64decode(about.pop(name))
+                except (ValueError, TypeError) as error:
+                    which = f"{name} of {kind} {entry['name']!r}"
+                    raise ConnectionInvalid(f"{whose}: {which} is not Base64") from error
                 path = folder / f"{kind}-{entry['name']}-{name}".replace("/", "-")
                 file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 with open(file, "wb") as opened:
-                    opened.write(base64.b64decode(about.pop(name)))
+                    opened.write(said)
                 about[name.removesuffix("-data")] = str(path)
     return told
 
@@ -326,7 +388,14 @@ def _kubeconfig() -> str:
     return os.pathsep.join(str(one) for one in paths if one.is_file())
 
 
-def _namespace_of(config: Any, files: str, context: str) -> str:
-    contexts, current = config.list_kube_config_contexts(files or None)
-    chosen = next((one for one in contexts if one["name"] == context), current)
-    return str(chosen["context"].get("namespace") or "default")
+def _context_of(files: str, context: str) -> tuple[str, str]:
+    """The name of the context, the current one where none is asked for, and its namespace."""
+    from kubernetes.config import ConfigException, kube_config
+
+    if not files:
+        raise ConfigException(f"context {context!r} is asked for, and there is no kubeconfig here")
+    # Not list_kube_config_contexts: that takes no files whose current context is not there.
+    told = kube_config.KubeConfigMerger(files).config
+    loader: Any = kube_config.KubeConfigLoader(told, active_context=context or None)
+    chosen = loader.current_context
+    return str(chosen["name"]), str(chosen["context"].get("namespace") or "default")

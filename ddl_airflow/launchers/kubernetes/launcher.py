@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -69,12 +70,14 @@ _LOOK_S = 0.5
 _KNOWN_S = 10.0
 # All events of a namespace are asked for: so often for a job that only waits.
 _EVENTS_S = 15.0
+# Of a job, beside the words of an error that is none of ours: its traceback.
+_ODD = "odd"
 _OURS = ",".join(f"{name}={value}" for name, value in MANAGED.items())
 
 
 class KubernetesLauncher:
     """See ``ddl_airflow.launchers.base.Scheduler``. Keeps nothing that others lack: any instance
-    knows any job.
+    knows any job. Where that is, its handle says, whatever becomes the default meanwhile.
 
     Args:
         image: of the pods; without it no job can be rendered, and every job found.
@@ -109,9 +112,8 @@ class KubernetesLauncher:
             raise SubmitFailed(f"{said}. Give the connection an id without one.", retryable=False)
         # What any other launcher finds the job by: [operator:]namespace[@connection]/context. A
         # namespace has neither : nor @ in its name.
-        where = namespace if operator == "none" else f"{operator}:{namespace}"
-        where += f"@{connection}" if connection else ""
-        self._place = f"{where}/{context}" if where or context else ""
+        self._place = _place_of(operator, namespace, connection, context)
+        self._resolved = bool(namespace and context)
         self._find: FindConnection = own_connection
         self._others = others
         # By context and id of a connection, with what that was when it was looked up.
@@ -157,9 +159,21 @@ class KubernetesLauncher:
         return Submission(job, ("kubectl", *place, "create", "-f", "-"), env, script)
 
     def expected(self, job: JobSpec) -> JobHandle:
-        """Its name in the cluster follows from the ``job_id``."""
+        """Its name in the cluster follows from the ``job_id``; its place is as it is found now.
+
+        Raises:
+            SubmitFailed: there is no way to reach a cluster.
+        """
         grace_s = self._others.get("grace_s", Wanted.grace_s)
-        return replace(job.handle(self.kind, 0, job.nodes), place=self._place, grace_s=grace_s)
+        handle = replace(job.handle(self.kind, 0, job.nodes), place=self._place, grace_s=grace_s)
+        if not self._resolved:
+            # Another process, or this one later, may have other defaults: it would find no job
+            # there, and take it for one that has ended.
+            cluster, namespace, operator = self._where(handle)
+            conn_id = self.connection_of(handle)
+            self._place = _place_of(operator.key, namespace, conn_id, cluster.context)
+            self._resolved = True
+        return replace(handle, place=self._place)
 
     def submit(self, submission: Submission) -> JobHandle:
         """Creates the objects, and last of all lets the job start.
@@ -247,8 +261,9 @@ class KubernetesLauncher:
         """One list of jobs and one of pods for each namespace; events where one is in trouble.
 
         A job that cannot go on, because a worker's pod is gone, is ended, and keeps why: the
-        cluster itself would let the others wait. A cluster that does not answer says so for its
-        own jobs only, and what is refused of a job for that job only.
+        cluster itself would let the others wait. A cluster that does not answer, or whose answers
+        nobody has foreseen, is so for its own jobs only, and what is refused of a job for that job
+        only.
         """
         told: dict[JobHandle, Told] = {}
         places: dict[str, list[JobHandle]] = defaultdict(list)
@@ -261,6 +276,14 @@ class KubernetesLauncher:
                 if not error.retryable and len(places) == 1:
                     raise
                 told |= {handle: _silent(error) for handle in those}
+            except Exception as error:  # of one cluster, or of how one is reached
+                if len(places) == 1:
+                    raise
+                odd = {
+                    SILENT: f"{type(error).__name__}: {error}",
+                    _ODD: "".join(traceback.format_exception(error)),
+                }
+                told |= dict.fromkeys(those, odd)
         return [told[handle] for handle in handles]
 
     def _ask(self, handles: Sequence[JobHandle]) -> dict[JobHandle, Told]:
@@ -330,7 +353,12 @@ class KubernetesLauncher:
 
         Raises:
             LaunchError: the cluster has not answered.
+            RuntimeError: it has, in a way that nobody has foreseen.
         """
+        if _ODD in told:
+            unforeseen = RuntimeError(told[SILENT])
+            unforeseen.add_note(told[_ODD])
+            raise unforeseen
         if SILENT in told:
             raise LaunchError(told[SILENT], retryable=AGAIN in told)
         facts: Mapping[str, Any] = json.loads(told["facts"])
@@ -371,12 +399,19 @@ class KubernetesLauncher:
         try:
             connection = self._find(conn_id) if conn_id else None
         except ConnectionInvalid as error:
-            raise SubmitFailed(f"launcher.connection: {error}", retryable=False) from error
+            said = f"launcher.connection: {error}"
+            raise SubmitFailed(said, retryable=error.retryable) from error
         key = (context, conn_id)
         if key not in self._clusters or self._clusters[key][0] != connection:
             self._clusters[key] = connection, Cluster(context, connection)
         cluster = self._clusters[key][1]
         return cluster, namespace or cluster.namespace, OPERATORS[operator or "none"]
+
+
+def _place_of(operator: str, namespace: str, conn_id: str, context: str) -> str:
+    where = namespace if operator == "none" else f"{operator}:{namespace}"
+    where += f"@{conn_id}" if conn_id else ""
+    return f"{where}/{context}" if where or context else ""
 
 
 def _silent(error: LaunchError) -> Told:

@@ -4,13 +4,14 @@ import json
 import traceback
 
 import pytest
+from airflow.sdk.exceptions import AirflowSecretsBackendAccessDenied
 from airflow.sdk.log import redact
 
 from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import ConnectionInvalid, StagingError
 from ddl_airflow.core.manifest.sections.places import Connection
 from ddl_airflow.core.plan import StoreReference
-from ddl_airflow.hooks.store import ObjectStoreHook, connection_of, store_of
+from ddl_airflow.hooks.store import ObjectStoreHook, connection_of, secret_of, store_of
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import client_by_connection, settings_of
@@ -231,3 +232,26 @@ def test_stores_of_other_clouds_are_opened_by_their_own_types(monkeypatch, uri, 
     monkeypatch.setenv("AIRFLOW_CONN_UNIT_CLOUD", json.dumps({"conn_type": "aws"}))
     with pytest.raises(ConnectionInvalid, match="'unit_cloud' is of type 'aws'"):
         store_of(StoreReference(uri, connection))
+
+
+def of_the_hook(conn_id):
+    return s3(conn_id=conn_id)
+
+
+@pytest.mark.parametrize("ask", [connection_of, secret_of, of_the_hook])
+def test_a_connection_that_airflow_does_not_tell_may_be_told_the_next_time(ask):
+    """Airflow says the same where its secrets backend, or its API, is away for a moment."""
+    with pytest.raises(ConnectionInvalid, match=r"Admin > Connections.*NOBODY.*answer") as caught:
+        ask("nobody")
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize("ask", [connection_of, secret_of, of_the_hook])
+def test_a_connection_that_airflow_denies_is_no_file_system_that_is_away(monkeypatch, ask):
+    def denied(conn_id):
+        raise AirflowSecretsBackendAccessDenied(f"Access denied for connection {conn_id!r}")
+
+    monkeypatch.setattr("ddl_airflow.hooks.store.BaseHook.get_connection", denied)
+    with pytest.raises(ConnectionInvalid, match="denies the connection 'nobody'") as caught:
+        ask("nobody")
+    assert caught.value.retryable is False

@@ -12,8 +12,10 @@ import re
 import subprocess
 import sys
 import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -25,6 +27,7 @@ from ddl_airflow.core.manifest.load import load_manifest_text
 from ddl_airflow.core.plan import plan
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
 from ddl_airflow.launchers.kubernetes import api as kubernetes_api
+from ddl_airflow.launchers.kubernetes import launcher as launcher_module
 from ddl_airflow.launchers.kubernetes import pod as pod_program
 from ddl_airflow.launchers.kubernetes.api import Refused
 from ddl_airflow.launchers.kubernetes.causes import (
@@ -191,15 +194,17 @@ def test_names_are_those_of_kubernetes_and_of_one_job_each():
     assert max(map(len, names)) <= 45 and all(name[-1] != "-" for name in names)
 
 
-def test_the_place_goes_with_the_job():
+def test_the_place_goes_with_the_job(monkeypatch):
     handle = full().expected(SPEC)
     assert handle.place == "vision/arn:aws:eks:eu-1:1:cluster/training"
     dumped = json.loads(json.dumps(StartedJob(handle, 1.0).dump()))
     assert StartedJob.load(dumped).handle == handle
     del dumped["handle"]["place"]  # as an earlier version dumped it
     assert StartedJob.load(dumped).handle == replace(handle, place="")
+    found = SimpleNamespace(namespace="default", context="here")
+    monkeypatch.setattr(launcher_module, "Cluster", lambda *_: found)
     least = KubernetesLauncher(**SETTINGS).expected(SPEC)
-    assert least.place == ""
+    assert least.place == "default/here"
     assert (handle.grace_s, least.grace_s) == (120.0, 30.0)  # whoever waits for its end is to know
 
 
@@ -405,7 +410,7 @@ def handle(tmp_path):
     for folder in ("records", "logs"):
         (tmp_path / folder).mkdir()
     spec = replace(SPEC, slots=1, record_dir=tmp_path / "records", log_dir=tmp_path / "logs")
-    return KubernetesLauncher().expected(spec)
+    return spec.handle("kubernetes", 0, spec.nodes)
 
 
 def job_of(condition="", reason="", at=LONG_AGO, **metadata):
@@ -1023,8 +1028,8 @@ def test_keys_of_a_connections_kubeconfig_are_in_files_for_a_moment(tmp_path, mo
     seen = []
     made = kubernetes_api._with_files
 
-    def with_files(kubeconfig, folder):
-        found = made(kubeconfig, folder)
+    def with_files(kubeconfig, folder, whose):
+        found = made(kubeconfig, folder, whose)
         seen.extend((path.stat().st_mode & 0o777, path.read_bytes()) for path in folder.iterdir())
         return found
 
@@ -1039,3 +1044,61 @@ def test_keys_of_a_connections_kubeconfig_are_in_files_for_a_moment(tmp_path, mo
     assert private.read_bytes() in [text for _, text in seen]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["certificate", "key"]
     assert told["users"][0]["user"]["client-key-data"] == encoded[1]  # as it was
+
+
+def kubeconfig(**changed):
+    told = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:9"}}],
+        "users": [{"name": "u", "user": {"token": "planted"}}],
+    }
+    return told | changed
+
+
+ODD = [
+    (
+        {"users": [{"name": "u", "user": {"client-key-data": "planted"}}]},
+        "client-key-data of user 'u' is not Base64",
+    ),
+    ({"users": [{"name": "u", "user": {"client-key-data": 7}}]}, "is not Base64"),
+    ({"users": ["planted"]}, "malformed"),
+    ({"users": {"u": "planted"}}, "malformed"),
+    ({"users": [{"user": {"client-key-data": "cGxhbnRlZA=="}}]}, "malformed"),
+    ({"contexts": ["planted"]}, "Expected all values in .*contexts"),
+    ({"contexts": [{"name": "here", "context": "planted"}]}, "malformed"),
+    ({"clusters": [{"name": "c", "cluster": {"server": 7}}]}, "malformed"),
+]
+
+
+@pytest.mark.parametrize(("changed", "words"), ODD)
+@pytest.mark.parametrize("by", ["connection", "file"])
+def test_a_kubeconfig_that_is_malformed_is_told(tmp_path, monkeypatch, changed, words, by):
+    """It was an error that nobody had foreseen, which ended the watching of all jobs."""
+    told = kubeconfig(**changed)
+    (tmp_path / "config").write_text(json.dumps(told))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    one = AirflowConnection("gpus", "kubernetes", extra={"kube_config": told})
+    try:
+        kubernetes_api.Cluster("", one if by == "connection" else None)
+    except SubmitFailed as error:
+        assert error.retryable is False and "cannot reach a Kubernetes cluster" in str(error)
+        assert "planted" not in str(error)
+        if by == "connection":
+            assert re.search(words, str(error)) and "'gpus'" in str(error)
+    else:  # the package has its own ways with files, and does not use them all
+        assert by == "file"
+
+
+def test_a_kubeconfig_that_is_no_yaml_is_told_without_its_keys(tmp_path, monkeypatch):
+    (tmp_path / "config").write_text("users:\n- token: planted: planted\n")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    with pytest.raises(SubmitFailed, match=r"is no YAML \(line 2\)") as caught:
+        kubernetes_api.Cluster()
+    assert "planted" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_connection_whose_extra_is_no_object_is_told():
+    one = AirflowConnection("gpus", "kubernetes", extra=["kube_config"])
+    with pytest.raises(SubmitFailed, match="'gpus'.* malformed"):
+        kubernetes_api.Cluster("", one)

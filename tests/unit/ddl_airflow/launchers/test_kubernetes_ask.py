@@ -8,7 +8,9 @@ import ssl
 import subprocess
 import threading
 import time
+import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from ddl_airflow.core.errors import LaunchError, SubmitFailed
+from ddl_airflow.core.connections import AirflowConnection
+from ddl_airflow.core.errors import ConnectionInvalid, LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobSpec, JobState
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
 from ddl_airflow.launchers.kubernetes import launcher as module
@@ -38,7 +41,7 @@ def ago(seconds: float) -> str:
 class OneServer:
     """An API server that holds what it is given, and refuses what it is told to."""
 
-    namespace = "default"
+    namespace, context = "default", ""
 
     def __init__(self) -> None:
         self.objects: dict[str, list[dict]] = {"Job": [], "Pod": [], "Event": []}
@@ -142,6 +145,32 @@ def test_a_place_that_refuses_says_so_with_whether_that_may_pass(server, handle_
         with pytest.raises(LaunchError, match="no") as caught:
             launcher.conclude(handle, told)
         assert caught.value.retryable is (code == 503)
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_what_nobody_has_foreseen_of_a_place_concerns_no_other(server, handle_of, others):
+    """As of a cluster whose objects are not what they should be: no job was watched any more."""
+    server.job("well/train-1")
+    lists = server.list
+
+    def odd(namespace: str, kind: str, **query: str) -> list[dict]:
+        return [{"metadata": {}}] if namespace == "odd" else lists(namespace, kind, **query)
+
+    server.list = odd
+    handles = [replace(handle_of("one/train-1"), place="odd/")]
+    launcher = KubernetesLauncher()
+    if not others:  # its traceback is to be in the log, where nobody else has to hear of it
+        with pytest.raises(KeyError, match="labels"):
+            launcher.ask(handles)
+        return
+    handles.append(handle_of("well/train-1"))
+    told = launcher.ask(handles)
+    assert launcher.conclude(handles[1], told[1]).state is JobState.RUNNING
+    assert json.dumps(dict(told[0]))
+    # No LaunchError: its trigger outlasts that for a while, and not for ever.
+    with pytest.raises(RuntimeError, match="KeyError: 'labels'") as caught:
+        launcher.conclude(handles[0], told[0])
+    assert "in _ask" in "".join(traceback.format_exception(caught.value))
 
 
 def test_kueues_label_stays_where_the_namespace_has_a_default_queue(server, handle_of, tmp_path):
@@ -448,6 +477,199 @@ def test_a_page_in_place_of_an_answer_is_none(tmp_path, monkeypatch, path):
             Cluster().list("default", "Job")
         gateway.shutdown()
     assert caught.value.retryable
+
+
+class Other(BaseHTTPRequestHandler):
+    """Says what its server is told to, as JSON, whatever it is asked."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(self.server.lists["said"]).encode())  # type: ignore[attr-defined]
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"status": "ok"},
+        {"items": "none", "metadata": {}},
+        {"items": [1], "metadata": {}},
+        {"items": [{"spec": {}}], "metadata": {}},
+        {"items": [], "metadata": "none"},
+        {"resources": [{"kind": "MPIJob"}]},
+        {"metadata": "none"},
+    ],
+)
+def test_other_json_in_place_of_an_answer_is_none(tmp_path, monkeypatch, said):
+    """As of a gateway; a KeyError of it ended the watching of all jobs, of other clusters too."""
+    monkeypatch.delenv("HTTP_PROXY", raising=False)
+    monkeypatch.delenv("http_proxy", raising=False)
+    with listing(Other) as one:
+        one.lists["said"] = said  # type: ignore[attr-defined]
+        (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig_of("one", one=(one, "vision"))))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        cluster = Cluster()
+        asked = [lambda: cluster.list("vision", "Job"), lambda: cluster.read("vision", "Job", "a")]
+        if "resources" in said:
+            asked.append(lambda: cluster.has("batch/v1"))
+        for ask in asked:
+            with pytest.raises(LaunchError, match="proxy.*may run on") as caught:
+                ask()
+            assert caught.value.retryable
+
+
+class Listed(BaseHTTPRequestHandler):
+    """An API server of which only lists are asked; its server has them by their paths."""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        said = {"items": self.server.lists.get(path, []), "metadata": {}}  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(said).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def listing(answers: type[BaseHTTPRequestHandler] = Listed) -> Iterator[HTTPServer]:
+    with HTTPServer(("127.0.0.1", 0), answers) as one:
+        one.lists = {}  # type: ignore[attr-defined]
+        thread = threading.Thread(target=one.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield one
+        finally:
+            one.shutdown()
+            thread.join()
+
+
+def kubeconfig_of(current: str, **contexts: tuple[HTTPServer, str]) -> dict:
+    """A kubeconfig of contexts by name, each of one server and one namespace."""
+    about = {"current-context": current, "contexts": [], "clusters": [], "users": []}
+    for name, (one, namespace) in contexts.items():
+        of = {"cluster": name, "user": name, "namespace": namespace}
+        server = {"server": f"http://127.0.0.1:{one.server_port}"}
+        about["contexts"].append({"name": name, "context": of})
+        about["clusters"].append({"name": name, "cluster": server})
+        about["users"].append({"name": name, "user": {"token": "t"}})
+    return about
+
+
+def test_a_token_that_no_request_can_have_is_told_and_not_shown(monkeypatch):
+    monkeypatch.delenv("HTTP_PROXY", raising=False)
+    monkeypatch.delenv("http_proxy", raising=False)
+    with listing() as one:
+        told = kubeconfig_of("one", one=(one, "vision"))
+        told["users"][0]["user"] = {"token": "planted\nplanted"}
+        cluster = Cluster("", AirflowConnection("gpus", "kubernetes", extra={"kube_config": told}))
+        with pytest.raises(LaunchError, match="token") as caught:
+            cluster.list("vision", "Job")
+    assert caught.value.retryable is False
+    assert "planted" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.fixture
+def two_clusters(server, monkeypatch) -> Iterator[tuple[HTTPServer, HTTPServer]]:
+    """One that has the job one/train-1 in the namespace vision, and one that has none."""
+    monkeypatch.setattr(module, "Cluster", Cluster)
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    server.job("one/train-1")
+    with listing() as here, listing() as there:
+        here.lists |= {
+            "/apis/batch/v1/namespaces/vision/jobs": server.objects["Job"],
+            "/api/v1/namespaces/vision/pods": server.objects["Pod"],
+        }
+        yield here, there
+
+
+@pytest.mark.parametrize("change", ["use-context", "set-context --namespace", "unset"])
+@pytest.mark.parametrize("by", ["file", "connection"])
+def test_a_job_is_looked_for_where_it_was_submitted(
+    two_clusters, tmp_path, monkeypatch, change, by
+):
+    """Where the default had changed, none was found there: it counted as deleted, and ran on."""
+    here, there = two_clusters
+    kubeconfig = tmp_path / "kubeconfig"
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    told: dict = {}
+
+    def is_now(about: dict) -> None:
+        if by == "file":
+            kubeconfig.write_text(json.dumps(about))
+        else:
+            told["one"] = AirflowConnection("gpus", "kubernetes", extra={"kube_config": about})
+
+    is_now(kubeconfig_of("here", here=(here, "vision"), there=(there, "vision")))
+    connection = "gpus" if by == "connection" else ""
+
+    def made() -> KubernetesLauncher:
+        one = KubernetesLauncher(connection=connection)
+        one.find_connections(lambda _: told["one"])
+        return one
+
+    for folder in ("records", "logs"):
+        (tmp_path / folder).mkdir()
+    handle = made().expected(job_in(tmp_path, "one/train-1"))
+    assert handle.place == (f"vision@{connection}/here" if connection else "vision/here")
+    assert made().connection_of(handle) == connection
+    earlier = replace(handle, place=f"@{connection}/" if connection else "")
+    assert made().status(earlier).state is JobState.RUNNING
+    after = kubeconfig_of("there", here=(here, "vision"), there=(there, "vision"))
+    if change == "set-context --namespace":
+        after = kubeconfig_of("here", here=(here, "default"))
+    elif change == "unset":
+        del after["current-context"]
+    is_now(after)
+    assert made().status(handle).state is JobState.RUNNING
+    if change != "unset":  # as an earlier version submitted it: where the default is now
+        assert made().status(earlier).state is JobState.LOST
+
+
+def test_a_job_whose_context_is_not_known_here_is_not_looked_for_elsewhere(
+    two_clusters, tmp_path, monkeypatch
+):
+    here, there = two_clusters
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(json.dumps(kubeconfig_of("here", here=(here, "vision"))))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    handle = KubernetesLauncher().expected(job_in(tmp_path, "one/train-1"))
+    kubeconfig.write_text(json.dumps(kubeconfig_of("there", there=(there, "vision"))))
+    with pytest.raises(SubmitFailed, match="'?here'?"):
+        KubernetesLauncher().cancel(handle)
+    kubeconfig.unlink()  # as in a pod, by its service account
+    with pytest.raises(SubmitFailed, match="context 'here' .* no kubeconfig"):
+        KubernetesLauncher().status(handle)
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_a_connection_that_may_be_told_later_is_asked_for_again(tmp_path, passes):
+    def find(conn_id: str) -> AirflowConnection:
+        raise ConnectionInvalid(f"Airflow has no connection {conn_id!r}.", retryable=passes)
+
+    launcher = KubernetesLauncher(image="trainer:1", connection="gpus")
+    launcher.find_connections(find)
+    with pytest.raises(SubmitFailed, match="launcher.connection: .*'gpus'") as caught:
+        launcher.expected(job_in(tmp_path, "one/train-1"))
+    assert caught.value.retryable is passes
+
+
+def test_what_is_submitted_is_kept_with_its_place(tmp_path, monkeypatch):
+    server = FullServer()
+    server.namespace, server.context = "vision", "here"
+    monkeypatch.setattr(module, "Cluster", lambda *_: server)
+    launcher = KubernetesLauncher(image="trainer:1")
+    job = job_in(tmp_path, "one/train-1")
+    handle = launcher.submit(launcher.render(job))
+    assert handle.place == launcher.expected(job).place == "vision/here"
+    # Between the two the default may change.
+    server.namespace, server.context = "default", "there"
+    assert launcher.expected(job).place == "vision/here"
 
 
 def test_what_a_killed_submission_left_is_removed_when_others_are_looked_at(server, handle_of):

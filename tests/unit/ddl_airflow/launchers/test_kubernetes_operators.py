@@ -179,9 +179,10 @@ def test_kubeflow_trainer_is_asked_for_one_launcher():
 
 
 @either
-def test_the_job_is_found_by_its_handle_alone(operator):
+def test_the_job_is_found_by_its_handle_alone(monkeypatch, operator):
+    monkeypatch.setattr(module, "Cluster", NoOperator)
     handle = made_by(operator).expected(SPEC)
-    assert handle.place == f"{operator}:vision/"
+    assert handle.place == f"{operator}:vision/here"
     dumped = json.loads(json.dumps(StartedJob(handle, 1.0).dump()))
     assert StartedJob.load(dumped).handle == handle
 
@@ -189,7 +190,7 @@ def test_the_job_is_found_by_its_handle_alone(operator):
 class NoOperator:
     """A cluster of which only discovery is asked."""
 
-    namespace = "default"
+    namespace, context = "default", "here"
 
     def __init__(self, _context: str, _connection: object) -> None:
         pass
@@ -222,7 +223,7 @@ def handle(tmp_path):
     for folder in ("records", "logs"):
         (tmp_path / folder).mkdir()
     spec = replace(SPEC, slots=1, record_dir=tmp_path / "records", log_dir=tmp_path / "logs")
-    return KubernetesLauncher().expected(spec)
+    return spec.handle("kubernetes", 0, spec.nodes)
 
 
 def job_of(operator, condition="", reason="", message="", *, suspended=False, at=LONG_AGO, **notes):

@@ -116,6 +116,19 @@ def test_google_is_opened_as_the_connection_says(key_file, tmp_path, monkeypatch
     assert open_by_environment("gs://models/a").endpoint == "http://127.0.0.1:9"
 
 
+def test_who_asks_google_by_another_identity_provider_nobody_knows(tmp_path):
+    """All counted as one caller, None, whose right to what is in the cache was known."""
+    identity = {
+        "type": "external_account",
+        # Of a project's pool Google is asked for the project's name at once.
+        "audience": "//iam.googleapis.com/locations/global/workforcePools/p/providers/a",
+        "subject_token_type": "urn:ietf:params:oauth:token-type:id_token",
+        "token_url": "https://sts.googleapis.com/v1/token",
+        "credential_source": {"file": str(tmp_path / "token")},
+    }
+    assert google(keyfile_dict=identity).caller == ""
+
+
 @pytest.mark.parametrize(
     ("extra", "said"),
     [

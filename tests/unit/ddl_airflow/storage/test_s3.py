@@ -129,6 +129,57 @@ def test_object_whose_parts_differ_in_size_is_not_taken_for_damaged(
         damaging.close()
 
 
+def answers_parts_with(client, monkeypatch, status, times, first=1):
+    """The service's answer where it is asked for a part's size, so often for each from the first
+    on.
+    """
+    left, head = {}, client.head_object
+
+    def answer(**name):
+        number = name.get("PartNumber", 0)
+        if number >= first and left.setdefault(number, times):
+            left[number] -= 1
+            said = {"Error": {"Code": str(status)}, "ResponseMetadata": {"HTTPStatusCode": status}}
+            raise aws.ClientError(said, "HeadObject")
+        return head(**name)
+
+    monkeypatch.setattr(client, "head_object", answer)
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+def test_a_service_that_is_busy_for_a_moment_is_asked_for_part_sizes_again(
+    client, tmp_path, monkeypatch, status
+):
+    """It counted as one that tells none: there was no proof, or good bytes counted as damaged."""
+    monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
+    for kind, sizes, first, checked in (
+        ("odd", [7 * MIB, 7 * MIB, 5], 1, "md5-of-parts"),
+        ("unequal", [8000, 6000, 10000, 4000], 2, "size"),
+    ):
+        parts = [bytes([n]) * size for n, size in enumerate(sizes)]
+        upload_parts(client, f"busy-{kind}/parts", parts)
+        with monkeypatch.context() as busy:
+            answers_parts_with(client, busy, status, 2, first)
+            store = S3Store(client, "bucket", f"busy-{kind}")
+            (obj,) = store.list()
+            assert store.get(obj, tmp_path / f"{kind}.part", ignore).checked == checked
+    answers_parts_with(client, monkeypatch, status, 1000)
+    monkeypatch.setattr("ddl_airflow.storage.retries.TRIES", 2)
+    with pytest.raises(StagingError, match=rf"busy-odd/parts.*\({status}\).*in 2 tries") as caught:
+        store = S3Store(client, "bucket", "busy-odd")
+        store.get(*store.list(), tmp_path / "g.part", ignore)
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 416, 501])
+def test_a_service_that_tells_no_part_sizes_leaves_the_size(client, tmp_path, monkeypatch, status):
+    upload_parts(client, "untold/parts", [bytes(7 * MIB), bytes(7 * MIB), b"12345"])
+    answers_parts_with(client, monkeypatch, status, 1000)
+    store = S3Store(client, "bucket", "untold")
+    (obj,) = store.list()
+    assert store.get(obj, tmp_path / "f.part", ignore).checked == "size"
+
+
 def test_object_encrypted_with_a_service_key_is_checked_by_size_or_our_digest(client, tmp_path):
     options = {"Bucket": "bucket", "ServerSideEncryption": "aws:kms", "Body": b"content"}
     client.put_object(Key="kms/foreign", **options)

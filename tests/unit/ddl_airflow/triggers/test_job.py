@@ -13,6 +13,8 @@ from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
+from airflow.sdk import Connection
+from airflow.sdk.exceptions import AirflowNotFoundException, AirflowSecretsBackendAccessDenied
 
 from ddl_airflow.airflow_internals import state_of_task
 from ddl_airflow.core.connections import AirflowConnection
@@ -396,7 +398,77 @@ def test_a_connection_that_airflow_had_is_kept_while_it_does_not_answer(
     assert connects == ["trainer"]
 
 
-def test_a_connection_that_airflow_does_not_have_is_named(triggered, cluster, connects):
+def test_a_connection_that_airflow_does_not_have_is_named(
+    triggered, cluster, connects, said, monkeypatch
+):
+    monkeypatch.setattr("ddl_airflow.triggers.job._PASSES_S", 0.1)
     (event,) = events(triggered())
-    assert "launcher.connection: Airflow has no connection 'my_cluster'" in event["unseen"]
+    words = "launcher.connection: Airflow has no connection 'my_cluster'"
+    assert words in event["unseen"]
+    assert said().count(words) == 1  # at once, and no more while it is waited for
     assert cluster.state(1) == "pending"
+
+
+@pytest.fixture
+def airflow_tells(monkeypatch):
+    """airflow_tells(told): what it says of a connection, one after the other: or raises."""
+
+    def will(*told):
+        left = list(told)
+
+        async def aget_connection(conn_id):
+            if isinstance(one := left.pop(0) if len(left) > 1 else left[0], Exception):
+                raise one
+            return Connection(conn_id=conn_id, conn_type="kubernetes", login=one)
+
+        monkeypatch.setattr("ddl_airflow.hooks.store.BaseHook.aget_connection", aget_connection)
+
+    return will
+
+
+AWAY = AirflowNotFoundException("The conn_id `my_cluster` isn't defined")
+DENIED = AirflowSecretsBackendAccessDenied("Access denied for connection 'my_cluster'")
+
+
+def test_a_connection_that_airflow_does_not_tell_for_a_moment_is_waited_for(
+    triggered, cluster, connects, airflow_tells
+):
+    """Airflow says the same where its secrets backend, or its own API, is away."""
+    airflow_tells(AWAY, AWAY, "trainer")
+    cluster.set(1, "succeeded", "")
+    (event,) = events(triggered())
+    assert event["status"]["state"] == "succeeded"
+    assert connects == ["trainer"]
+
+
+def test_a_job_is_cancelled_when_airflow_tells_the_connection(
+    triggered, cluster, connects, airflow_tells, deferred_as, monkeypatch
+):
+    monkeypatch.setattr("ddl_airflow.triggers.job._AGAIN_S", 0.01)
+    airflow_tells(AWAY, "trainer")
+    cluster.set(1, "running")
+    trigger = triggered()
+    trigger._task_instance = deferred_as("failed")
+    asyncio.run(asyncio.wait_for(trigger.on_kill(), within(20)))
+    assert cluster.state(1) not in ("pending", "running")
+
+
+def test_a_connection_that_airflow_denies_is_named_at_once(
+    triggered, cluster, connects, airflow_tells
+):
+    """It is a PermissionError, and was waited for as a file system is that is away: for ever."""
+    airflow_tells(DENIED)
+    (event,) = events(triggered())
+    assert "launcher.connection: Airflow denies the connection 'my_cluster'" in event["unseen"]
+    assert cluster.state(1) == "pending"
+
+
+def test_a_connection_that_airflow_denies_later_is_waited_for_and_not_for_ever(
+    triggered, cluster, connects, airflow_tells, monkeypatch
+):
+    monkeypatch.setattr("ddl_airflow.triggers.job._KNOWN_S", 0.0)
+    monkeypatch.setattr("ddl_airflow.triggers.job._PASSES_S", 0.1)
+    airflow_tells("trainer", DENIED)
+    (event,) = events(triggered())
+    assert "Airflow denies the connection" in event["unseen"]
+    assert connects == ["trainer"]
