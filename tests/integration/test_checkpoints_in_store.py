@@ -150,12 +150,18 @@ class Training:
         with prepared(self.layout, staged=False, experiment="", scripts=False):
             StageData(step, self.context(cleared=cleared)).run()
 
+    def tell(self, ends):
+        """The try that runs how to end, as a whole: it may look at any moment."""
+        written = self.told.with_suffix(".new")
+        written.write_text(ends)
+        written.replace(self.told)
+
     def run(self, ends="", tries=2, **more):
         """A try of train, which is told at once how to end; or is left running."""
         self.tries += 1
         self.told.unlink(missing_ok=True)
         if ends:
-            self.told.write_text(ends)
+            self.tell(ends)
         asked = {"command": f"python train.py {self.told}", "distribution": "independent"}
         asked |= {"upload_every_s": 0.2, "results": StoreReference("results:")} | more
         self.train = Train(TrainStep(**asked), self.context(tries=tries))
@@ -206,7 +212,7 @@ def test_a_training_whose_worker_is_lost_goes_on_from_the_store(training, caplog
     thread, raised = in_background(training.run)
     until(lambda: "checkpoints saved" in caplog.text or not thread.is_alive(), 60)
     assert not raised
-    training.told.write_text("fails")
+    training.tell("fails")
     thread.join()
     assert type(raised[0]) is JobFailed
     for step in (1, 2):
@@ -254,7 +260,7 @@ def tear(training, caplog, **more):
     caplog.clear()
     thread, raised = in_background(lambda: training.run(**more))
     until(lambda: "checkpoints saved" in caplog.text or not thread.is_alive(), 60)
-    training.told.write_text("tears")
+    training.tell("tears")
     thread.join()
     assert type(raised[0]) is JobFailed
 
@@ -367,7 +373,7 @@ def test_it_is_said_when_the_last_checkpoints_took_too_long(training, caplog, mo
     def slow(*words):
         if not words[0].uri.endswith("/chunks"):
             return put(*words)
-        training.told.write_text("fails")
+        training.tell("fails")
         assert ended.wait(within(60.0))
         return put(*words)
 

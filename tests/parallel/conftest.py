@@ -63,10 +63,11 @@ class Ended:
         """From the time that a rank said to the end of the job."""
         return self.at - float(re.search(rf"> {word} at ([0-9.]+)", self.output)[1])
 
-    def require_warned(self, words: str) -> None:
-        """A rank said it after half of the limit of 3 s; ``{}`` is how long it has waited."""
+    def require_warned(self, words: str, limit_s: str) -> None:
+        """A rank said it after half of the limit; ``{}`` is how long it has waited."""
         waited = re.search(re.escape(words).replace(r"\{\}", "waited ([0-9.]+) s"), self.output)
-        assert waited and 1.5 <= float(waited[1]) < 3, self.output
+        limit = float(limit_s)
+        assert waited and limit / 2 - 0.1 <= float(waited[1]) < limit, self.output
 
 
 def rank_environment() -> dict[str, str]:

@@ -90,13 +90,15 @@ def test_exit_code_of_all_ranks_is_kept(driver: Path, run_command: Callable) -> 
 
 
 def test_missing_root_is_named_on_every_rank(driver: Path, run_command: Callable) -> None:
-    ended = run_command(job(driver, "missing root"), {"DDL_STALL_TIMEOUT": "3"}, 60)
-    ended.require_warned('ddl: rank 1: AllReduceN "total": {} for rank 0 so far (limit 3.0 s)')
+    limit = f"{within(3):.1f}"
+    ended = run_command(job(driver, "missing root"), {"DDL_STALL_TIMEOUT": limit}, 60)
+    said = f"{{}} for rank 0 so far (limit {limit} s)"
+    ended.require_warned(f'ddl: rank 1: AllReduceN "total": {said}', limit)
     first, second = ended.lines_of(0), ended.lines_of(1)
     assert len(first) == len(second) == 4, ended.output
     assert first[1].startswith("error 3: ") and second[1].startswith("error 3: "), ended.output
-    assert "rank 1 waited longer than 3.0 s for rank 0 and gave up" in first[1]
-    assert "rank 0 did not come within 3.0 s" in second[1]
+    assert f"rank 1 waited longer than {limit} s for rank 0 and gave up" in first[1]
+    assert f"rank 0 did not come within {limit} s" in second[1]
     assert ended.returncode == 0, ended.output
 
 

@@ -82,7 +82,7 @@ elif HOW == "late end":
     time.sleep(1.5 * RANK * SLOWNESS)  # the others wait, without a limit and without an error
 elif HOW == "missing root":
     if RANK == 0:
-        time.sleep(7)
+        time.sleep(2.4 * float(os.environ["DDL_STALL_TIMEOUT"]))
     say(total())
     say(total())
 elif HOW == "slow member":

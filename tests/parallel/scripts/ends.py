@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -97,7 +98,7 @@ if HOW == "early end":
     fails(tf.errors.FailedPreconditionError)
 elif HOW == "missing member":
     if RANK == 1:
-        time.sleep(7)
+        time.sleep(2.4 * float(os.environ["DDL_STALL_TIMEOUT"]))
     fails(tf.errors.DeadlineExceededError)
     fails(tf.errors.DeadlineExceededError)
 elif HOW == "free-standing mismatch":
