@@ -281,7 +281,8 @@ def test_what_a_try_saved_and_nobody_brought_is_there_for_the_next(
         assert saved_in(tmp_path / f"run{host}") == ["step-90000"]
 
 
-def test_a_host_that_is_gone_for_good_does_not_hold_up_the_next_try(said, disks, tmp_path, caplog):
+def sent_elsewhere(tmp_path, disks):
+    """The first try, whose host went with what it had saved; the next one, and its placement."""
     first, placement = first_try(tmp_path / "run")
     placement._ending.set()
     saved_in(tmp_path / "run-h0", "step-90000")
@@ -289,6 +290,11 @@ def test_a_host_that_is_gone_for_good_does_not_hold_up_the_next_try(said, disks,
     job = replace(next_try(first, 2), hosts=("h1",), nodes=1)
     second = Placement(Ssh(), job, LOG)
     second.send()
+    return first, job, second
+
+
+def test_a_host_that_is_gone_for_good_does_not_hold_up_the_next_try(said, disks, tmp_path, caplog):
+    first, job, second = sent_elsewhere(tmp_path, disks)
     assert "h0: what was saved there since could not be brought" in caplog.text
     second.start()
     assert (first.record_dir / "placed").exists()
@@ -305,13 +311,7 @@ def test_a_host_that_comes_back_has_what_it_saved_where_no_ranks_started_since(
     said, disks, tmp_path, comes_to
 ):
     """It went, and the try after that failed early on other hosts."""
-    first, placement = first_try(tmp_path / "run")
-    placement._ending.set()
-    saved_in(tmp_path / "run-h0", "step-90000")
-    disks.append("h0")
-    job = replace(next_try(first, 2), hosts=("h1",), nodes=1)
-    second = Placement(Ssh(), job, LOG)
-    second.send()
+    first, job, second = sent_elsewhere(tmp_path, disks)
     if comes_to == "its files":
         second.take_back()
     else:

@@ -277,8 +277,8 @@ def test_the_graph_of_a_model_of_many_objects_has_its_files(layout, monkeypatch)
     assert model()["files"] == [] and "larger than 1 MiB" in dict(model()["facts"])["files"]
 
 
-def test_a_lineage_that_has_not_changed_is_not_read_again(layout, monkeypatch):
-    """It may list hundreds of thousands of objects, and the page asks every 2 seconds."""
+def reads_of_lineages(monkeypatch):
+    """A list, to which each whole lineage that is read from now on is added, whoever reads it."""
     from ddl_airflow.plugin import graph
 
     read, lineages = unchanged.read_object, []
@@ -287,8 +287,16 @@ def test_a_lineage_that_has_not_changed_is_not_read_again(layout, monkeypatch):
         lineages.extend([path] if path.name == "lineage.json" else [])
         return read(path, *limits)
 
-    for module in (graph, unchanged):
+    for module in (graph, training, unchanged):
         monkeypatch.setattr(module, "read_object", counted, raising=False)
+    return lineages
+
+
+def test_a_lineage_that_has_not_changed_is_not_read_again(layout, monkeypatch):
+    """It may list hundreds of thousands of objects, and the page asks every 2 seconds."""
+    from ddl_airflow.plugin import graph
+
+    lineages = reads_of_lineages(monkeypatch)
     files, pointers = Unchanged(), graph.Pointers()
     listing = [{"key": f"images/{n}.png", "size": 1} for n in range(1000)]
     record = {
@@ -321,14 +329,7 @@ def test_a_whole_record_is_read_where_there_is_no_other_and_once(layout, monkeyp
     """An earlier version of ours wrote no other; and the page asks every 2 seconds."""
     from ddl_airflow.plugin import graph
 
-    read, looked = unchanged.read_object, []
-
-    def counted(path, *limits):
-        looked.extend([path] if path.name == "lineage.json" else [])
-        return read(path, *limits)
-
-    for module in (training, unchanged):
-        monkeypatch.setattr(module, "read_object", counted)
+    looked = reads_of_lineages(monkeypatch)
     listing = [{"key": f"{n}.png", "size": 1} for n in range(1000)]
     whole = {
         "dataset": {"uri": "s3://b/d", "listing": listing},
