@@ -333,17 +333,19 @@ def test_a_cluster_that_does_not_answer_is_no_end(job, monkeypatch):
 
 @pytest.mark.parametrize("as_text", [True, False])
 def test_a_cluster_is_reached_by_an_airflow_connection_and_its_keys_are_nowhere(
-    job, monkeypatch, as_text, tmp_path
+    job, kubernetes_cluster, monkeypatch, as_text, tmp_path
 ):
-    one = job("print('trained')", nodes=1, connection="training_cluster")
-    told = json.loads(one.cluster.kubeconfig.read_text())
+    told = json.loads(kubernetes_cluster.kubeconfig.read_text())
     secret = told["users"][0]["user"]["token"]
     extra = {"kube_config": json.dumps(told) if as_text else told}
     said = {"conn_type": "kubernetes", "extra": extra}
-    monkeypatch.setenv("KUBECONFIG", "/nowhere")
     monkeypatch.setenv("AIRFLOW_CONN_TRAINING_CLUSTER", json.dumps(said))
+    one = job("print('trained')", nodes=1, connection="training_cluster")
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
     one.start()
-    assert one.handle.place == f"{SPACE}@training_cluster/"
+    # With the context that was current: tasks and triggerer find the job there from then on.
+    context = told["current-context"]
+    assert one.handle.place == f"{SPACE}@training_cluster/{context}"
     assert one.launcher.connection_of(one.handle) == "training_cluster"
     assert one.wait().state is JobState.SUCCEEDED, one.said()
     assert one.log(0) == "trained\n"
