@@ -418,8 +418,9 @@ class ManifestBundle(BaseDagBundle):
             listing, _ = self._list(hold=False)  # which runs are open, only the other one knows
             if self._version_of(listing) != version:
                 raise AirflowException(
-                    f"version {version} of bundle {self.name} was never on this host, and the "
-                    f"manifests in {self._folder} are of another one by now. Let all hosts share "
+                    f"version {version} of bundle {self.name} is not on this host, and the "
+                    f"manifests in {self._folder} are of another one by now. Each is kept for "
+                    f"{_KEPT_S // _DAY_S:.0f} days after it was the newest. Let all hosts share "
                     "[dag_processor] dag_bundle_storage_path, or run with the newest version."
                 )
             self._note_changed(listing)

@@ -111,10 +111,23 @@ class AzureStore(CloudStore):
         return [one.name for one in found]
 
     def _fetch(self, name: str, etag: str, start: int, count: int, take: Take) -> None:
-        read = self._blob(name).download_blob(
-            offset=start, length=count, retry_total=0, **({} if is_md5(etag) else _if(etag))
-        )
-        read.readinto(Sink(take))
+        condition = {} if is_md5(etag) else _if(etag)
+        with self._content_ranges(name):
+            read = self._blob(name).download_blob(
+                offset=start, length=count, retry_total=0, **condition
+            )
+            read.readinto(Sink(take))
+
+    @contextmanager
+    def _content_ranges(self, name: str) -> Iterator[None]:
+        """Makes an error of an answer without one, which is the library's bare ValueError."""
+        try:
+            yield
+        except ValueError as error:
+            raise StagingError(
+                f"abfs://{self.bucket}/{name} at {self.endpoint}: {str(error).rstrip('.')}. Let "
+                "what is between here and the service pass ranges on, and answer nothing itself"
+            ) from error
 
     def _store(self, name: str, body: bytes | memoryview, md5: bytes) -> str:
         self._blob(name).upload_blob(bytes(body), overwrite=True, **_as(name, md5))
@@ -163,12 +176,15 @@ class AzureStore(CloudStore):
             found.url, source_etag=properties.etag, source_match_condition=_if_not_modified()
         )
         if begun["copy_status"] != "success":
+            # It would take a while. What it has begun is an empty blob.
             blob.abort_copy(begun["copy_id"])
+            blob.delete_blob()
             return ""
         return _etag(blob.get_blob_properties())
 
     def _small(self, name: str) -> Small:
-        read = self._blob(name).download_blob()
+        with self._content_ranges(name):
+            read = self._blob(name).download_blob()
         return Small(read.readall(), _etag(read.properties), str(read.properties.etag))
 
     def _store_if(self, name: str, body: bytes, version: str | None) -> bool:

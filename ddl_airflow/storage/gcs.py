@@ -146,7 +146,6 @@ class GcsStore(CloudStore):
             end=start + count - 1,
             raw_download=True,
             checksum=None,  # of a part there is none
-            single_shot_download=True,
             timeout=TIMEOUT,
             retry=None,
         )

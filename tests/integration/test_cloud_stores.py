@@ -301,13 +301,39 @@ def test_a_fault_at_any_read_costs_a_try_and_no_byte(cloud_of, store, near, tmp_
         assert (tmp_path / f"data{index}" / "f").read_bytes() == content
 
 
+def test_what_came_of_a_part_is_not_fetched_again(cloud_of, store, near, tmp_path):
+    if cloud_of.scheme == "abfs":
+        pytest.skip("its library gives away only whole answers, of a few MiB each")
+    content = content_of("f", PART)
+    put(store, "f", content, tmp_path)
+    with FaultyProxy(cloud_of.endpoint, {0: "cut"}, of_objects) as proxy:
+        stage(near(proxy), Cache(tmp_path / "cache"), tmp_path / "data")
+        first, second = proxy.asked
+    assert first.range == f"bytes=0-{PART - 1}"
+    assert PART // 4 < int(second.range.removeprefix("bytes=").partition("-")[0]) < PART
+    assert (tmp_path / "data/f").read_bytes() == content
+
+
+def test_who_answers_in_place_of_the_service_is_found_before_training(
+    cloud_of, store, near, tmp_path
+):
+    put(store, "f", content_of("f", SIZES["small"]), tmp_path)
+    (obj,) = store.list()
+    said = f"{store.uri}/f at http.*(Content-Range|more came)"
+    with (
+        FaultyProxy(cloud_of.endpoint, {None: "error as success"}, of_objects) as proxy,
+        pytest.raises(StagingError, match=said),
+    ):
+        near(proxy).check_access(obj)
+
+
 @pytest.mark.parametrize(
     ("fault", "error", "said"),
     [
         ("500", StagingError, r"\(500\).*0 of .* bytes came from byte \d.*6 tries"),
         ("reset", StagingError, "bytes came from byte"),
         ("changed", TransferCorrupt, "md5 is .* not .* fetched twice"),
-        ("error as success", StagingError, "too early|more came|Content-Range"),
+        ("error as success", StagingError, "too early|Content-Range.*answer nothing"),
         ("403", AccessDenied, r"\(403\).*rights"),
     ],
 )
