@@ -84,8 +84,9 @@ def publish(
     whole goes on reading it, whatever is published meanwhile. The same files published again are
     found, if they are still whole, and not sent; of others that is not sent which an earlier
     publication of the prefix has, or a killed process left. After an error everything that this
-    call put is gone; what a killed process leaves has no marker, nobody's publication is in it, and
-    its unfinished uploads are ended by the next call that comes to its end.
+    call put is gone, unless the marker came and only the answer was lost: then it is published, and
+    the next call finds it. What a killed process leaves has no marker, nobody's publication is in
+    it, and its unfinished uploads are ended by the next call that comes to its end.
 
     The marker is JSON: ``marker``'s fields, ``files``, a list of key, size, sha256 and etag, and
     ``marked``, when that was, under its own digest (``sealed``).
@@ -120,6 +121,7 @@ def publish(
     name = f"{content}-{uuid.uuid4().hex[:8]}"
     target = target.at(name)
     put: list[str] = []
+    marked = False
     try:
         stored = _upload(files, digests, target, put, earlier, workers, progress)
         result = tuple(
@@ -128,10 +130,16 @@ def publish(
         )
         listing = [asdict(file) for file in result]
         facts = {**(marker or {}), "files": listing, "marked": time.time()}
-        put.append(SUCCESS)
+        marked = True
         target.put_bytes(SUCCESS, sealed(facts))
     except BaseException as exc:  # also a signal that ends the task
-        _withdraw(target, put[::-1], exc)  # the marker first
+        if not marked or not _may_exist(target, SUCCESS):
+            _withdraw(target, put, exc)
+        elif isinstance(exc, StagingError):  # others may have it in production by now
+            raise type(exc)(
+                f"{exc} It may be published all the same, in {target.uri}: the next try finds it.",
+                retryable=exc.retryable,
+            ) from exc
         raise
     earlier.end()
     return PublishedResult(name, target.uri, result)
@@ -403,8 +411,7 @@ def _upload(
 def _withdraw(target: ObjectStore, keys: Iterable[str], cause: BaseException) -> None:
     """Deletes what a failed call put. Raises ``cause`` again, with more said, if it cannot.
 
-    A store that has gone is not asked for each of maybe thousands. Under a marker that may have
-    come and cannot be deleted all stays: who finds it finds everything that it names.
+    A store that has gone is not asked for each of maybe thousands.
     """
     left, unanswered = [], 0
     for key in keys:
@@ -415,17 +422,8 @@ def _withdraw(target: ObjectStore, keys: Iterable[str], cause: BaseException) ->
             target.delete([key])  # also one that never came to be: its folder did
         except StagingError as exc:
             unanswered += type(exc) is StagingError and exc.retryable
-            if not _may_exist(target, key):
-                continue
-            if key == SUCCESS and isinstance(cause, StagingError):
-                raise type(cause)(
-                    f"{cause} It is published all the same, in {target.uri}, for {SUCCESS} could "
-                    f"not be deleted: {exc}",
-                    retryable=cause.retryable,
-                ) from cause
-            if key == SUCCESS:
-                return
-            left.append(f"{key} ({exc})")
+            if _may_exist(target, key):
+                left.append(f"{key} ({exc})")
     if left and isinstance(cause, StagingError):
         more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
         raise type(cause)(

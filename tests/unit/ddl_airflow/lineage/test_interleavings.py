@@ -59,9 +59,10 @@ class Actor:
 
     Args:
         at: number of the operation; None: never.
-        what: "killed before" or "after" it, "fails", "overtaken", or "no answer": it is done, and
-            the one who asked for it is told that it is not.
-        by: runs when it is overtaken.
+        what: "killed before" or "after" it, "fails", "overtaken", "no answer": it is done, and the
+            one who asked for it is told that it is not; or "answered late": it is done, somebody
+            else comes and goes, and the one who asked gets an error.
+        by: runs when it is overtaken, or answered late.
     """
 
     def __init__(self, world, at=None, what="", by=None):
@@ -85,6 +86,9 @@ class Actor:
         if here and self.what == "killed after":
             self.dead = True
             raise Killed
+        if here and self.what == "answered late":
+            self.by()
+            raise StagingError("the answer was lost")
         return False if here and self.what == "no answer" and answer is True else answer
 
 
@@ -231,6 +235,16 @@ def test_a_pointer_names_a_whole_model_whoever_is_killed_or_overtaken_where(uplo
                     tried, looks = tried + 1, looks + world.looks
                     if overtaking.count <= killed_at:
                         break
+                world, others = began(), []
+                other_one = Actor(world)
+                late = Actor(
+                    *(world, at, "answered late"),
+                    by=lambda o=others, d=meanwhile, a=other_one: o.append(run(d, a)),
+                )
+                ended = run(doing, late)
+                left = {one: (doing, ended), other: (meanwhile, others == [True])}
+                check(world, {name: left[name] for name in left if name in uploads})
+                tried, looks = tried + 1, looks + world.looks
     print(f"\n{tried} interleavings, {looks} looks of the reader")
     assert tried > 1000
 
