@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ddl_airflow.commands.options import BY_ENVIRONMENT, Commands
-from ddl_airflow.commands.results import open_place
+from ddl_airflow.commands.results import open_place, place_in_results
 from ddl_airflow.core.errors import DAMAGED, DdlError, NoSuchModel
 from ddl_airflow.lineage.compare import compare
 from ddl_airflow.lineage.index import Summary, lost_of, read_index
@@ -334,6 +334,11 @@ def _index(options: argparse.Namespace) -> tuple[ObjectStore, ReadPointer, list[
     store = open_place(options.results.rstrip("/"))
     pointer = pointers_of(store)
     known = read_index(store, rebuild=options.rebuild, progress=_say_progress, pointer=pointer)
+    if not known:
+        raise NoSuchModel(
+            f"{store.uri}: nothing was published there, or it is one training. Give the place of "
+            "results, in which the trainings are."
+        )
     return store, pointer, known
 
 
@@ -365,13 +370,12 @@ def _say(found: Sequence[Summary], as_json: bool) -> None:
 
 def _in_production(store: ObjectStore, record: Mapping[str, Any]) -> bool | None:
     """Whether production names the publication; None if nobody knows."""
-    results, _, publication = store.uri.rpartition("/")
-    results, _, training = results.rpartition("/")
+    results, publication = place_in_results(store.uri)
     try:
         pointer = read_pointer(open_place(results), record["run"]["dag_id"], PRODUCTION)
     except (DdlError, LookupError, TypeError):  # a copy of it, beside which there is nothing
         return None
-    return None if pointer is None else pointer["publication"] == f"{training}/{publication}"
+    return None if pointer is None else pointer["publication"] == publication
 
 
 def read_record(store: ObjectStore) -> dict[str, Any]:

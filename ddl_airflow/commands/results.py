@@ -6,6 +6,7 @@ import argparse
 import getpass
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from ddl_airflow.lineage.production import (
     read_pointer,
     rollback,
 )
+from ddl_airflow.storage.publication import PUBLICATION
 from ddl_airflow.storage.store import ObjectStore
 from ddl_airflow.storage.stores import open_by_environment
 
@@ -118,6 +120,20 @@ def _results_of(uri: str) -> tuple[ObjectStore, str]:
             f"{', '.join(below) or 'none'}"
         )
     return store, dag_id
+
+
+def place_in_results(uri: str) -> tuple[str, str]:
+    """Splits the URI of a publication, or of a training.
+
+    Returns:
+        The URI of the results; and the place there, as pointers and the index have it.
+    """
+    results, _, place = uri.rpartition("/")
+    if re.fullmatch(PUBLICATION, place):
+        results, _, training = results.rpartition("/")
+        place = f"{training}/{place}"
+    # The URI of a folder has what is not ASCII as %C3%A4.
+    return results, unquote(place) if uri.startswith("file:") else place
 
 
 def open_place(uri: str, within: Sequence[Path] | None = None) -> ObjectStore:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ddl_airflow.commands.lineage import publication_at
 from ddl_airflow.commands.options import BY_ENVIRONMENT, Commands
-from ddl_airflow.commands.results import open_place
+from ddl_airflow.commands.results import open_place, place_in_results
 from ddl_airflow.core.errors import DAMAGED, DdlError, NoSuchModel, SourceMissing
 from ddl_airflow.evidence.verification import Verdict, verify
 from ddl_airflow.lineage.index import FOLDER, lost
@@ -105,7 +105,7 @@ def _add_lost(training: str, newest: ObjectStore, found: Verdict) -> str:
         newest: its newest publication of those that are there.
         found: what to add it to.
     """
-    results, _, training_id = training.rpartition("/")
+    results, training_id = place_in_results(training)
     try:
         record = json.loads(newest.read_bytes(LINEAGE))
         dag_ids = [str(record["run"]["dag_id"])]

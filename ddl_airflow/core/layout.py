@@ -54,12 +54,12 @@ def training_id(dag_id: str, run_id: str, site: str) -> str:
     trainings of one share a key prefix, and ends with 128 bits of a digest of all three.
 
     Args:
-        dag_id: the DAG, at most 200 characters.
+        dag_id: the DAG, at most 200 bytes of UTF-8.
         run_id: Airflow's, for example ``manual__2026-11-20T20:15:00+00:00``.
         site: id of the Airflow, so that several may publish to one bucket.
     """
     digest = hashlib.sha256("\0".join((site, dag_id, run_id)).encode()).hexdigest()[:32]
-    room = min(40, _LONGEST_NAME - len(dag_id) - len(digest) - 2)
+    room = max(0, min(40, _LONGEST_NAME - len(dag_id.encode()) - len(digest) - 2))
     slug = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")[:room].strip("-")
     return f"{dag_id}-{slug}-{digest}"
 

@@ -52,7 +52,8 @@ _MERGED_AT = 50  # new ones, which cost a reader a request each
 _READERS = 16
 # Of a larger index it is not asked which trainings it lacks: to name 10,000 takes Ceph a second.
 _MOST_COMPARED = 2_000
-_RECORD = re.compile(rf"([^/]+/{PUBLICATION})/({SUCCESS}|{RETIRED}|{re.escape(LINEAGE)})")
+# Early models lie in their training's folder itself.
+_RECORD = re.compile(rf"([^/]+(?:/{PUBLICATION})?)/({SUCCESS}|{RETIRED}|{re.escape(LINEAGE)})")
 
 # What the index says of one publication; ``summary`` makes it.
 Summary = dict[str, Any]
@@ -149,9 +150,12 @@ def mark_removed(store: ObjectStore, publication: str) -> None:
         StagingError: as ``ObjectStore`` does.
     """
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    # The index need not know of it, and from now on nothing else does.
-    known = _of_record(store, publication, time.time()) or {"publication": publication}
-    body = json.dumps(known | {"removed": at})
+    place, known = store.at(publication), None
+    # What an upload that was killed has left never was a publication.
+    if place.exists(SUCCESS) or place.exists(RETIRED):
+        # The index need not know of it, and from now on nothing else does.
+        known = _of_record(store, publication, time.time())
+    body = json.dumps((known or {"publication": publication}) | {"removed": at})
     store.put_bytes(_place(publication, "-removed"), body.encode())
 
 
@@ -183,9 +187,10 @@ def read_index(
         known = _of_records(store, progress)
         if found is not None:  # which alone knows what is there no more
             known |= {name: one for name, one in found[0].items() if "removed" in one}
-        # It may be another's to write there.
-        with suppress(StagingError):
-            _write(store, _with(known, new.values()), before and before[1], new)
+        # Where nothing was published who asks may have slipped: it is data, or a publication.
+        if known or new or found is not None:
+            with suppress(StagingError):  # it may be another's to write there
+                _write(store, _with(known, new.values()), before and before[1], new)
     else:
         known = found[0]
         names: list[str] = []

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from ddl_airflow.core.errors import SourceMissing, StagingError
+from ddl_airflow.core.errors import NoSpace, SourceMissing
 from ddl_airflow.core.layout import OWN_EXPERIMENT
 from ddl_airflow.lineage.index import mark_removed
 from ddl_airflow.lineage.production import (
@@ -83,11 +83,11 @@ def clean_results(
         if now() - max(obj.modified for obj in objects.values()) <= LEFT_S:
             continue
         nbytes = sum(obj.size for obj in objects.values())
+        # First: who is killed meanwhile leaves nothing that is missed.
+        known = LINEAGE in objects or RETIRED in objects
+        noted = known and not dry_run and _note(store, publication)
         yield Removed("publication without a marker", target.uri, nbytes)
         if not dry_run:
-            known = LINEAGE in objects or RETIRED in objects
-            # First: who is killed meanwhile leaves nothing that is missed.
-            noted = known and _note(store, publication)
             # Its former marker last: who is killed meanwhile leaves what can be told from others'.
             target.delete(sorted(objects, key=lambda key: key == RETIRED))
             if known and not noted:
@@ -119,10 +119,10 @@ def _is_ours(publication: str, keys: Collection[str]) -> bool:
 
 
 def _note(store: ObjectStore, publication: str) -> bool:
-    """Notes that it was removed; False where the store does not take it."""
+    """Notes that it was removed; False where the disk is full."""
     try:
         mark_removed(store, publication)
-    except StagingError:
+    except NoSpace:
         return False
     return True
 

@@ -31,7 +31,9 @@ def results(tmp_path):
 def training(tmp_path, results):
     """training(number, script=, data=, serves=, **facts) -> its place, published."""
 
-    def make(number, script=SCRIPT, data=(("a", 1), ("b", 2)), *, serves=False, **facts):
+    def make(
+        number, script=SCRIPT, data=(("a", 1), ("b", 2)), *, serves=False, dag_id="digits", **facts
+    ):
         folder = tmp_path / f"of-{number}"
         folder.mkdir()
         files = {}
@@ -41,7 +43,7 @@ def training(tmp_path, results):
         listing = [{"key": key, "size": size, "etag": f"{size}"} for key, size in data]
         digest = hashlib.sha256(json.dumps(listing).encode()).hexdigest()
         record = {
-            "training_id": f"digits-{number}",
+            "training_id": f"{dag_id}-{number}",
             "manifest": {
                 **{"file": "digits.yml", "name": "digits", "digest": "sha256:v2:m"},
                 **facts.get("manifest", {}),
@@ -60,7 +62,7 @@ def training(tmp_path, results):
                 "git_commit": f"{number:040x}",
             },
             "run": {
-                "dag_id": "digits",
+                "dag_id": dag_id,
                 "run_id": f"manual-{number}",
                 "type": "manual",
                 "triggered_by": "ada",
@@ -94,11 +96,11 @@ def training(tmp_path, results):
         }
         files["lineage.json"] = folder / "lineage.json"
         files["lineage.json"].write_text(json.dumps(record))
-        done = publish(files, results, f"digits-{number}", marker={"dag_id": "digits"})
-        place = f"digits-{number}/{done.name}"
+        done = publish(files, results, f"{dag_id}-{number}", marker={"dag_id": dag_id})
+        place = f"{dag_id}-{number}/{done.name}"
         add(results, record, place)
         for name in (LATEST, PRODUCTION) if serves else (LATEST,):
-            point(results, "digits", name, place, record["result"]["metrics"])
+            point(results, dag_id, name, place, record["result"]["metrics"])
         return place
 
     return make
@@ -136,6 +138,30 @@ def test_the_story_of_a_model_names_what_made_it(ask, results, training, tmp_pat
     (tmp_path / "results" / place / "code" / "train.py").write_text("another")
     code, out, err = ask("show", tmp_path / "results" / place)
     assert code == 1 and "code/train.py is not the file that was published" in err
+
+
+def test_of_a_dag_whose_name_is_not_ascii_it_is_known_what_serves(ask, training, tmp_path):
+    place = training(1, dag_id="ziffern-ä", serves=True)
+    assert ", in production\n" in ask(tmp_path / "results" / place)[1]
+    newer = training(2, dag_id="ziffern-ä")
+    assert ", not in production\n" in ask(tmp_path / "results" / newer)[1]
+
+
+def test_a_question_about_no_place_of_results_is_answered_so_and_changes_nothing(
+    ask, training, tmp_path, capsys
+):
+    publication = tmp_path / "results" / training(1)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a").write_text("1")
+    for words in (
+        ("list", publication),
+        ("impact", tmp_path / "results", tmp_path / "data"),  # the wrong way round
+    ):
+        code, out, err = ask(*words)
+        assert (code, out) == (1, "") and "Give the place of results" in err
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["a"]
+    assert cli.main(["verify", str(publication)]) == 0
+    capsys.readouterr()
 
 
 def test_the_story_says_what_the_training_went_on_from(ask, results, training, tmp_path):

@@ -39,6 +39,7 @@ def test_training_ids_of_two_runs_differ(one, other):
 @pytest.mark.parametrize("run_id", [RUN, "../../etc", "a b", "Übung", "測試", "x" * 250, "-", ""])
 def test_training_id_is_one_folder_name(run_id):
     name = training_id("d" * 200, run_id, "site")
+    assert len(training_id("ä" * 100, run_id, "site").encode()) <= 255
     assert re.fullmatch(r"[A-Za-z0-9_.-]+-[0-9a-f]{32}", name)  # 128 bits
     assert len(name) <= 255
 

@@ -373,6 +373,23 @@ def test_what_is_removed_and_was_never_in_the_index_is_known_as_removed(store):
     assert one["removed"] and one["dag_id"] == "digits"
 
 
+def test_a_question_writes_nothing_where_nothing_was_published(store):
+    """A slip of who asks: it may be data, which would have changed, or a publication."""
+    store.put_bytes("train.csv", b"1,2")
+    assert known(store) == [] == known(store, rebuild=True)
+    assert [obj.key for obj in store.list()] == ["train.csv"]
+
+
+def test_a_model_of_the_early_layout_is_known_and_its_record_read_once(store):
+    """Its files lie in the training's folder."""
+    store.put_bytes("digits-0/lineage.json", json.dumps(record(0)).encode())
+    store.put_bytes("digits-0/_SUCCESS", b"{}")
+    point(store, "digits", PRODUCTION, "digits-0", {})
+    publish(store, 1)
+    assert set(known(store)) == {"digits-0", place(1)}
+    assert set(known(store, progress=pytest.fail)) == {"digits-0", place(1)}
+
+
 def test_the_index_of_results_that_were_moved_says_when_they_were_published(store):
     store.put_bytes(f"{place(1)}/lineage.json", json.dumps(record(1)).encode())
     store.put_bytes(f"{place(1)}/_SUCCESS", b'{"marked": 1000000000.5}')

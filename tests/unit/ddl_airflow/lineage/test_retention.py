@@ -233,27 +233,27 @@ def test_whoever_is_killed_while_cleaning_loses_nothing_that_is_kept(published, 
     assert kills >= 10  # at each change of the store
 
 
+def lineage_of(training):
+    run = {"dag_id": "digits", "run_id": "r", "triggered_by": None, "parameters": {}}
+    data = {"uri": "s3://d", "fingerprint": "d", "files": 1, "bytes": 1, "listing": []}
+    return {
+        "training_id": training,
+        "run": run,
+        "dataset": data,
+        "code": {"digest": "c", "files": [], "git_commit": None},
+        "manifest": {"name": "digits", "digest": "m"},
+        "environment": {},
+        "result": {"metrics": {}, "files": []},
+    }
+
+
 def test_what_is_removed_is_noted_however_often_who_removes_is_killed(tmp_path, store):
     """Else `verify` would miss it for ever."""
     digits = f"digits-{'0' * 32}", f"digits-{'1' * 32}"
     for kills in count(1):
         shutil.rmtree(store.path, ignore_errors=True)
         for number, training in enumerate(digits):
-            record = {
-                "training_id": training,
-                "run": {"dag_id": "digits", "run_id": "r", "triggered_by": None, "parameters": {}},
-                "dataset": {
-                    "uri": "s3://d",
-                    "fingerprint": "d",
-                    "files": 1,
-                    "bytes": 1,
-                    "listing": [],
-                },
-                "code": {"digest": "c", "files": [], "git_commit": None},
-                "manifest": {"name": "digits", "digest": "m"},
-                "environment": {},
-                "result": {"metrics": {}, "files": []},
-            }
+            record = lineage_of(training)
             files = {"lineage.json": json.dumps(record), "model/graph": training}
             for key, text in files.items():
                 (tmp_path / "new" / key).parent.mkdir(parents=True, exist_ok=True)
@@ -289,6 +289,32 @@ def test_what_killed_uploads_left_goes_after_two_days(published, store):
     assert clean(store, days=3) == [left, part]
     assert there(store) == ({name}, {name})
     assert [path.name for path in (store.path / training).iterdir()] == ["notes.txt"]
+
+
+def test_what_a_killed_upload_left_never_was_a_model(store):
+    left = f"digits-{'0' * 32}/{'a' * 16}-{'b' * 8}"
+    store.put_bytes(f"{left}/lineage.json", json.dumps(lineage_of("digits-0")).encode())
+    assert clean(store, days=3) == [left]
+    assert read_index(store) == []
+
+
+@pytest.mark.parametrize("error", [AccessDenied("denied"), StagingError("slow down")])
+def test_what_cannot_be_noted_as_removed_stays(store, error):
+    """Else `verify` would miss it for ever."""
+
+    class Refuses(FolderStore):
+        def at(self, prefix):
+            return Refuses(self.path, f"{self.prefix}/{prefix}")
+
+        def put_bytes(self, key, body):
+            raise error
+
+    left = f"digits-{'0' * 32}/{'a' * 16}-{'b' * 8}"
+    for key in ("lineage.json", "_RETIRED"):
+        store.put_bytes(f"{left}/{key}", b"{}")
+    with pytest.raises(type(error)):
+        clean(Refuses(store.path), days=3)
+    assert {obj.key for obj in store.list()} == {f"{left}/lineage.json", f"{left}/_RETIRED"}
 
 
 def test_what_is_anothers_in_a_place_that_is_shared_stays(published, store, caplog):
