@@ -139,7 +139,7 @@ VARIABLES = (
     _variable(
         "MODEL EVALUATION",
         "for `evaluation.command` only: the SavedModel's folder, and the file for a "
-        "JSON object of metrics, numbers by name",
+        "JSON object of metrics, at most 100 numbers by name",
     ),
     _variable("LOG_DIR JOB_STATE_DIR", "rank logs; progress and records"),
     _variable(

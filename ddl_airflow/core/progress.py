@@ -33,7 +33,7 @@ _MOST_OF_ALL = 256 * _PIECE
 
 # A script writes these lines, and may write anything: what is beyond is no progress.
 MAX_LINE = 16 * 1024
-_MAX_FIELDS = 100
+MAX_FIELDS = 100  # metrics that are kept, too
 _MAX_TEXT = 200
 _LARGEST = 2**63
 _MAX_RECENT = 10_000
@@ -52,11 +52,11 @@ def read_line(line: str | bytes) -> dict[str, float | int | str] | None:
         said = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(said, dict) or len(said) > _MAX_FIELDS:
+    if not isinstance(said, dict) or len(said) > MAX_FIELDS:
         return None
     fields: dict[str, float | int | str] = {}
     for name, value in said.items():
-        if not _is_text(name):
+        if not is_text(name):
             return None
         if isinstance(value, float) or is_word(value):
             if name not in ABOUT_RUN:
@@ -67,15 +67,15 @@ def read_line(line: str | bytes) -> dict[str, float | int | str] | None:
             if abs(value) > _LARGEST:
                 return None
             fields[name] = value
-        elif isinstance(value, str) and _is_text(value):
+        elif isinstance(value, str) and is_text(value):
             fields[name] = value
         elif value is not None:
             return None
     return fields
 
 
-def _is_text(value: str) -> bool:
-    """Whether it is short, and can be written as UTF-8."""
+def is_text(value: str) -> bool:
+    """Whether a name or a text is kept: it is short, and can be written as UTF-8."""
     return len(value) <= _MAX_TEXT and not re.search("[\ud800-\udfff]", value)
 
 
@@ -210,7 +210,7 @@ class Progress:
             if line.get(name) is not None:
                 setattr(self, name, float(line[name]))
         for name, value in line.items():
-            known = name in self.metrics or len(self.metrics) < _MAX_FIELDS
+            known = name in self.metrics or len(self.metrics) < MAX_FIELDS
             is_number = isinstance(value, (int, float)) or is_word(value)
             if name not in ABOUT_RUN and is_number and known:
                 self.metrics[name] = number_of(value)

@@ -22,6 +22,7 @@ from ddl_airflow.core.metrics import (
     shown,
 )
 from ddl_airflow.core.plan import EvaluateStep, smaller_is_better
+from ddl_airflow.core.progress import MAX_FIELDS, is_text
 from ddl_airflow.lineage.production import (
     PRODUCTION,
     Pointer,
@@ -212,7 +213,12 @@ def wanted(minimum: float | None, maximum: float | None, *, not_worse: bool) -> 
 def _read(layout: RunLayout, command: str) -> dict[str, float]:
     try:
         said = read_object(layout.evaluation, layout.workspace)
-        return {str(name): float(value) for name, value in said.items()}
+        # All of them go into pointers, events and the form.
+        if len(said) > MAX_FIELDS:
+            raise ValueError(f"it has {len(said):,}, and at most {MAX_FIELDS} are kept")
+        if long := [name for name in said if not is_text(name)]:
+            raise ValueError(f"{long[0][:50]!r}... is too long for a name, or is no UTF-8")
+        return {name: float(value) for name, value in said.items()}
     except FileNotFoundError:
         problem = "wrote no $EVALUATION"
     except (ValueError, TypeError, OverflowError, FileRefused) as error:

@@ -252,12 +252,18 @@ def test_the_manifests_own_command_measures(evaluate):
     assert said["metrics"] == {"accuracy": 0.99, "f1": 0.75, "loss": 0.25}
 
 
+MANY = "import json, os; json.dump({}, open(os.environ['EVALUATION'], 'w'))"
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [
         ("pass", "wrote no \\$EVALUATION"),
         ("import os; open(os.environ['EVALUATION'], 'w').write('[1]')", "holds no JSON object"),
         ("import os; open(os.environ['EVALUATION'], 'w').write('{\"a\": \"b\"}')", "JSON object"),
+        (MANY.format({str(n): 1 for n in range(101)}), "it has 101, and at most 100 are kept"),
+        (MANY.format({"a" * 201: 1}), "'a{50}'... is too long for a name"),
+        (MANY.format({"\ud800": 1}), "is no UTF-8"),
     ],
 )
 def test_a_command_that_measures_nothing_is_told_what_to_write(evaluate, script, words):
