@@ -54,6 +54,8 @@ _MOST_SCRIPTS = 16 * 2**20  # bytes, of all scripts of a training
 # What the name of an object cannot hold, or a listing in XML not say: controls, and bytes that are
 # no UTF-8, which Python has as halves of a character.
 _UNUSABLE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
+# In bytes: S3 has 1,024 for a whole key, with prefix, training and publication.
+_LONGEST = 600
 
 # The first two would be there before all is, and say what they like.
 _RESERVED = (SUCCESS, RETIRED, LINEAGE, CODE.rstrip("/"), EVIDENCE.rstrip("/"))
@@ -422,6 +424,8 @@ def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[tuple[Path,
             continue
         elif _UNUSABLE.search(key):
             why = "no object can be called so. Rename it"
+        elif len(key.encode()) > _LONGEST:
+            why = f"its path is longer than {_LONGEST} bytes. Shorten it"
         elif path.name.startswith(PART_PREFIX):
             why = "what is being written to a folder is called so. Rename it"
         else:

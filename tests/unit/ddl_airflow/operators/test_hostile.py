@@ -123,6 +123,7 @@ def test_odd_names_are_published_or_said(run, host, tmp_path):
     assert {"-rf", "..hidden", "a\\b", "{{ ds }}"} <= there
     assert not any("\n" in name or "\x1b" in name for name in there)
     assert said.count("no object can be called so") >= 4
+    assert said.count("its path is longer than") >= 1 and "f" not in there
     assert "\x1b" not in said and "\udcff" not in said
 
 

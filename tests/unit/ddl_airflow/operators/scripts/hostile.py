@@ -67,6 +67,7 @@ def names(folder: Path) -> None:
     for _ in range(60):
         deep = deep / ("d" * 60)
     os.makedirs(deep)
+    (deep / "f").write_text("deep")
 
 
 def reports() -> None:
