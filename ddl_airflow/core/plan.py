@@ -17,6 +17,7 @@ from ddl_airflow.core.manifest.digest import digest, earlier_digests
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.sections.places import Connection, Reference
 from ddl_airflow.core.manifest.sections.schedule import Schedule
+from ddl_airflow.core.manifest.values import has_written_secret
 from ddl_airflow.core.selection import Selection
 
 _MASK = "***"
@@ -383,7 +384,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
     }
     scripts = _scripts(manifest)
     evaluate = _evaluate(manifest, results, scripts)
-    own_commands = [evaluate.command] if evaluate and evaluate.command else []
+    commands = (*manifest.commands, *([evaluate.command] if evaluate and evaluate.command else []))
     return Plan(
         dag_id=manifest.dag_id,
         experiment=manifest.experiment.name if manifest.experiment else "",
@@ -393,7 +394,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         stage_data=StageDataStep(
             dataset=dataset,
             code=(path.parent / manifest.code).resolve(),
-            commands=(*manifest.commands, *own_commands),
+            commands=commands,
             not_code=tuple(
                 folder
                 for reference in references
@@ -401,7 +402,8 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             ),
             python=manifest.launcher.python or "",
             results=results,
-            manifest={**named, "said": said},
+            # The record is published, and a secret in a command with it.
+            manifest=named if any(map(has_written_secret, commands)) else {**named, "said": said},
             prove=manifest.lineage.prove,
             include=manifest.training_data_reference.include,
             exclude=manifest.training_data_reference.exclude,

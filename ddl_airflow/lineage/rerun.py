@@ -70,7 +70,8 @@ def recorded_manifest(record: Record) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise SourceMissing(
             "the record has no manifest: it was published by an earlier version, or by a DAG that "
-            "is written in Python."
+            "is written in Python; or a command of it may have held a secret, such as "
+            "HF_TOKEN=…, which is not published."
         )
     if manifest["digest"] not in (digest(said), *earlier_digests(said)):
         raise DdlError("the manifest in the record is not what the digest beside it is of.")

@@ -11,6 +11,7 @@ from ddl_airflow.core import environment, errors
 from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.command import check_command
 from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.manifest.values import without_written_secrets
 from ddl_airflow.core.parameters import parameter_environment
 from ddl_airflow.core.plan import TransformStep
 from ddl_airflow.lineage.record import drop_parts, has_part, read_part, write_part
@@ -69,7 +70,8 @@ class Transform(ScriptTry[TransformStep]):
                 "command in execution.command to have the built-in transform write it."
             )
         report = self._saved_model(["--written"])
-        return {"transform": self.step.commands} | report
+        commands = [without_written_secrets(command) for command in self.step.commands]
+        return {"transform": commands} | report
 
     def _remove_model(self) -> None:
         model = self.layout.model

@@ -48,13 +48,14 @@ TRAIN = """
     if rank == "0":
         open(os.environ["CHECKPOINT_DIR"] + "/model-7", "w").write(data[0])
 """
+SECRET = "hf_0123456789"
 MORE = "metrics:\n  - {name: loss, regex: 'loss= (\\S+)'}\n"
 
 
 @pytest.fixture
-def trained(tmp_path, workspace, context_of, write_manifest):
+def trained(request, tmp_path, workspace, context_of, write_manifest):
     """The DAG, its context and its run's folder, with all but the last task done."""
-    command = "python train.py ; python export.py"
+    command = getattr(request, "param", "python train.py ; python export.py")
     path = write_manifest(
         tmp_path / "dags", "road", command, more=MORE, script=textwrap.dedent(TRAIN)
     )
@@ -74,6 +75,15 @@ def trained(tmp_path, workspace, context_of, write_manifest):
     (layout.experiment / "checkpoint").write_text("model.ckpt-7")
     write_part(layout, "transform", {"result": {}, "tries": {"transform": 2}})
     return dag, context, layout
+
+
+@pytest.mark.parametrize("trained", [f"HF_TOKEN={SECRET} python train.py"], indirect=True)
+def test_a_secret_that_a_command_sets_is_not_published(trained, tmp_path):
+    dag, context, _ = trained
+    dag.get_task("upload_results").execute(context)
+    published = [path for path in (tmp_path / "dags" / "results").rglob("*") if path.is_file()]
+    assert "lineage.json" in {path.name for path in published}
+    assert [path for path in published if SECRET.encode() in path.read_bytes()] == []
 
 
 def test_a_dry_run_says_what_all_steps_would_do_and_does_nothing(
