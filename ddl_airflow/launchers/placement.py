@@ -252,13 +252,16 @@ class Placement:
                 kept.add(host)
                 self._log.warning("%s: its logs could not be brought: %s", host, why)
         self._drop_earlier()
-        if hosts and hosts[0] == self._job.hosts[0]:
-            if why := self._bring_results(hosts[0], removed=all_done()):
-                kept.add(hosts[0])
-                self.missing = f"{hosts[0]}: what was saved there could not be brought: {why}"
-                self._log.warning("%s", self.missing)
-            else:
-                self._placed.unlink(missing_ok=True)
+        first = self._job.hosts[0]
+        why = "it does not answer"
+        if first in hosts:
+            why = self._bring_results(first, removed=all_done())
+        if why:
+            kept.add(first)
+            self.missing = f"{first}: what was saved there could not be brought: {why}"
+            self._log.warning("%s", self.missing)
+        else:
+            self._placed.unlink(missing_ok=True)
         on_each([host for host in hosts if host not in kept], self._remove)
 
     def _drop_earlier(self) -> None:

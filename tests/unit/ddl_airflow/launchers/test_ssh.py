@@ -210,6 +210,33 @@ def test_a_training_whose_results_cannot_be_brought_has_not_succeeded(said, tmp_
     assert removed == ["h1"]
 
 
+def test_a_training_whose_first_host_is_silent_at_its_end_has_not_succeeded(
+    said, tmp_path, monkeypatch
+):
+    """What it saved last is there alone; its record came before, those of others came since."""
+    job = job_in(tmp_path / "run")
+
+    def records(rank: int) -> str:
+        record = {"rank": rank, "host": f"h{rank}", "ended": 2.0, "exit_code": 0}
+        (job.record_dir / f"rank-{rank}.json").write_text(json.dumps(record))
+        return ""
+
+    def run(_: Ssh, host: str, *_words: object, **_more: object) -> remote.Said:
+        return remote.Said(None if host == "h0" else 0, why="it does not answer")
+
+    monkeypatch.setattr(Ssh, "run", run)
+    monkeypatch.setattr(Placement, "_bring_logs", lambda _, host: records(int(host[1:])))
+    launcher = SshLauncher(["h0", "h1"])
+    handle = ended(launcher, job)
+    placement = launcher._jobs[handle.number].placement = Placement(Ssh(), job, LOG)
+    placement.start()
+    records(0)
+    status = status_at_end(launcher, handle)
+    assert (status.state, status.permanent) == (JobState.LOST, False)
+    assert "h0: what was saved there could not be brought: it does not answer" in status.reason
+    assert (job.record_dir / "placed").exists()  # the next try brings it
+
+
 @pytest.fixture
 def disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """rsync works between ``run`` and ``run-h0`` or ``run-h1``; not to hosts that are listed."""
