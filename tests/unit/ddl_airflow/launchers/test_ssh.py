@@ -181,7 +181,7 @@ def test_cancelling_kills_what_is_left_before_it_copies(said, tmp_path):
     launcher.cancel(handle, 0.1)
     done = [line.split()[1] for line in said.read_text().splitlines()]
     assert done[:2] == ["python3", "python3"]
-    assert {*done[2:]} == {"rsync", "rm"}
+    assert {*done[2:]} == {"rsync", "sh"}
 
 
 def test_copying_back_comes_to_an_end(said, tmp_path, monkeypatch):
@@ -201,7 +201,7 @@ def test_a_training_whose_results_cannot_be_brought_has_not_succeeded(said, tmp_
     handle = ended(launcher, job)
     launcher._jobs[handle.number].placement = Placement(Ssh(), job, LOG)
     removed: list[str] = []
-    monkeypatch.setattr(Placement, "_remove", lambda _, host: removed.append(host))
+    monkeypatch.setattr(Placement, "_remove_all", lambda _, hosts: removed.extend(hosts))
     monkeypatch.setattr(Placement, "_bring_logs", lambda *_: "")
     monkeypatch.setattr(Placement, "_bring_results", lambda *_, **__: "rsync: no space left")
     status = status_at_end(launcher, handle)
@@ -281,6 +281,50 @@ def first_try(run: Path) -> tuple[JobSpec, Placement]:
     placement.send()
     placement.start()
     return job, placement
+
+
+@pytest.mark.parametrize("ends", ["well", "before its ranks"])
+def test_nothing_is_removed_from_a_workspace_that_a_host_has_mounted_since(
+    said, disks, tmp_path, caplog, ends
+):
+    """It came up before its file server; what is removed there would be the worker's own."""
+    _, placement = first_try(tmp_path / "run")
+    saved_in(tmp_path / "run", "step-90000")
+    for host in ("h0", "h1"):
+        shutil.rmtree(tmp_path / f"run-{host}")
+        (tmp_path / f"run-{host}").symlink_to("run")
+    if ends == "well":
+        placement.finish(["h0", "h1"])
+    else:
+        placement._ending.set()
+        placement.take_back()
+    assert saved_in(tmp_path / "run") == ["step-90000"]
+    for folder in ("code", "logs", "state"):
+        assert (tmp_path / "run" / folder).is_dir()
+    for host in ("h0", "h1"):
+        assert (
+            f"{host}: the run's files stay there: it has mounted the workspace since" in caplog.text
+        )
+
+
+def test_results_of_before_stay_on_a_host_that_has_mounted_the_workspace_since(
+    said, disks, tmp_path, monkeypatch
+):
+    job = job_in(tmp_path / "run", hosts=("h0",))
+    (tmp_path / "run-h0" / "result").mkdir()
+    saved_in(tmp_path / "run-h0", "model-1")
+    run = Ssh.run
+
+    def mounts(ssh: Ssh, host: str, words: list[str], **more: object) -> remote.Said:
+        if "rm" in words and str(tmp_path / "run" / "result") in words:
+            (tmp_path / "run-h0" / ".worker").touch()
+        return run(ssh, host, words, **more)
+
+    monkeypatch.setattr(Ssh, "run", mounts)
+    with pytest.raises(SubmitFailed, match="h0: it has mounted the workspace since") as caught:
+        Placement(Ssh(), job, LOG).send()
+    assert caught.value.retryable
+    assert saved_in(tmp_path / "run-h0") == ["model-1"]
 
 
 @pytest.mark.parametrize("ends", ["full", "killed"])
@@ -688,6 +732,7 @@ def test_an_rsync_before_3_2_3_is_new_enough(said, tmp_path):
         f'echo "rsync: $word: unknown option" >&2; exit 1;; esac; done\nexec {real} "$@"\n'
     )
     program.chmod(0o755)
+    (tmp_path / "run-h0").mkdir()
     job = job_in(tmp_path / "run", hosts=("h0",))
     Placement(Ssh(), job, LOG).send()
     asked = said.read_text()
