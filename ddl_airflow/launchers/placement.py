@@ -226,22 +226,29 @@ class Placement:
     def _follow(self) -> None:
         first, *others = self._job.hosts
         results = logs = time.monotonic()
-        said = ""
+        said = failed = ""
         while not self._ending.wait(_LOGS_S):
-            self._bring_logs(first)
-            self._drop_earlier()
-            if time.monotonic() - logs > _OTHERS_S:
-                on_each(others, self._bring_logs)
-                logs = time.monotonic()
-            if time.monotonic() - results > _RESULTS_S:
-                why = self._bring_results(first)
-                if why != said and why:
-                    self._log.warning(
-                        "%s: what is saved there cannot be brought, and would be lost with it: %s",
-                        first,
-                        why,
-                    )
-                said, results = why, time.monotonic()
+            try:
+                self._bring_logs(first)
+                self._drop_earlier()
+                if time.monotonic() - logs > _OTHERS_S:
+                    on_each(others, self._bring_logs)
+                    logs = time.monotonic()
+                if time.monotonic() - results > _RESULTS_S:
+                    why = self._bring_results(first)
+                    if why != said and why:
+                        self._log.warning(
+                            "%s: what is saved there cannot be brought, and would be lost with it: "
+                            "%s",
+                            first,
+                            why,
+                        )
+                    said, results = why, time.monotonic()
+                failed = ""
+            except Exception as error:  # as where no process can be started just now
+                if str(error) != failed:
+                    failed = str(error)
+                    self._log.warning("nothing is brought from the hosts for now: %s", error)
 
     def finish(self, hosts: Sequence[str], all_done: Callable[[], bool] = lambda: False) -> None:
         """Brings the rest from the hosts that answer, once all has ended. May come twice.

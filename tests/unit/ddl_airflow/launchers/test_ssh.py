@@ -563,6 +563,25 @@ def test_that_nothing_can_be_brought_is_said_at_once(said, disks, tmp_path, monk
     assert caplog.text.count("No space left") == 1
 
 
+def test_bringing_goes_on_after_an_error_that_passes(said, tmp_path, monkeypatch, caplog):
+    """As where the worker has no process to spare: what is saved would be brought no more."""
+    monkeypatch.setattr("ddl_airflow.launchers.placement._LOGS_S", 0.01)
+    asked: list[str] = []
+
+    def bring(_: Placement, host: str) -> str:
+        asked.append(host)
+        if len(asked) < 4:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return ""
+
+    monkeypatch.setattr(Placement, "_bring_logs", bring)
+    placement = Placement(Ssh(), job_in(tmp_path / "run"), LOG)
+    placement.start()
+    until(lambda: len(asked) > 5, 20)
+    placement._ending.set()
+    assert caplog.text.count("nothing is brought from the hosts for now: [Errno 11]") == 1
+
+
 def test_the_last_copy_waits_for_the_one_before(said, tmp_path, monkeypatch):
     monkeypatch.setattr("ddl_airflow.launchers.placement._LOGS_S", 0.01)
     monkeypatch.setattr("ddl_airflow.launchers.placement._RESULTS_S", 0.0)
