@@ -144,6 +144,7 @@ class RunningJob:
         self._handle: JobHandle | None = None
         self._cancelled = False
         self._said_wrong = False
+        self._unread: set[str] = set()
         self.progress = Progress()
 
     def run(self, job: JobSpec, progress_path: Path | None = None) -> JobHandle:
@@ -225,8 +226,8 @@ class RunningJob:
             try:
                 for text in output.read(ended=status.ended):
                     echo.say(text)
-            except FileRefused as error:  # said once; not worth a training
-                self._log.warning("%s", error)
+            except (FileRefused, OSError) as error:
+                self._say_unread(error)
             if status.ended:
                 echo.end()
             if reports is not None:
@@ -242,9 +243,15 @@ class RunningJob:
     def _report(self, reports: Tail, *, ended: bool) -> bool:
         try:
             return any([self.progress.feed(text) for text in reports.read(ended=ended)])
-        except FileRefused as error:  # said once; not worth a training
-            self._log.warning("progress.jsonl: %s", error)
+        except (FileRefused, OSError) as error:
+            self._say_unread(error)
         return False
+
+    def _say_unread(self, error: FileRefused | OSError) -> None:
+        """Once: a file that cannot be read is worth a line, and no training."""
+        if str(error) not in self._unread:
+            self._unread.add(str(error))
+            self._log.warning("%s", error)
 
     def _say_wrong(self, *, ended: bool) -> None:
         """The first line that is no progress at once, and at the end how many there were."""
@@ -296,16 +303,15 @@ class RunningJob:
 
     def _show(self, path: Path, started: StartedJob) -> None:
         try:
-            opened = open_beneath(path, run_folder(started.handle))
+            with open(open_beneath(path, run_folder(started.handle)), "rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(started.sizes.get(path.name, 0), end - _LAST_BYTES))
+                lines = file.read().decode("utf-8", "replace").splitlines()
         except FileNotFoundError:
             return
-        except FileRefused as error:
+        except (FileRefused, OSError) as error:
             self._log.error("%s", error)
             return
-        with open(opened, "rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(started.sizes.get(path.name, 0), end - _LAST_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()
         last = deque(_Shown(path).of(lines), _LAST_LINES)
         self._log.error("::group::last %d lines of %s", len(last), path.name)
         for line in last:
