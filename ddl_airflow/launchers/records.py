@@ -296,7 +296,9 @@ def how_trained(records: Mapping[int, dict[str, Any]]) -> str:
     facts = [record["ddl"] for record in records.values() if "ddl" in record]
     if _have_averaged(records):
         return "apart" if sum(map(_alone, facts)) > 1 else "together"
-    return "apart" if any(one["gradients"] for one in facts) else ""
+    if not any(one["gradients"] for one in facts):
+        return ""
+    return "apart" if len(records) > 1 else "together"  # one rank has one model
 
 
 def _apart(records: Mapping[int, dict[str, Any]], before: str) -> str:

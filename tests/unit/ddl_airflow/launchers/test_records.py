@@ -14,7 +14,13 @@ from ddl_airflow.core.job import JobHandle, JobState, JobStatus
 from ddl_airflow.launchers import records
 from ddl_airflow.launchers.fake import FakeLauncher
 from ddl_airflow.launchers.local import LocalLauncher, OnceLauncher
-from ddl_airflow.launchers.records import explained, ranks_status, read_records, written_by_several
+from ddl_airflow.launchers.records import (
+    explained,
+    how_trained,
+    ranks_status,
+    read_records,
+    written_by_several,
+)
 
 GOOD = {"ended": 5.0, "exit_code": 0}
 
@@ -118,6 +124,14 @@ def test_ranks_that_did_not_train_together_have_failed(tmp_path, records, who):
         assert "`distribution: independent`" in status.reason
         assert JobStatus.load(json.loads(json.dumps(status.dump()))) == status
     assert status_of(tmp_path, *records).state is JobState.SUCCEEDED  # they need not
+
+
+@pytest.mark.parametrize(("ranks", "how"), [(1, "together"), (2, "apart")])
+def test_one_rank_trains_one_model(tmp_path, ranks, how):
+    """As where ``min_nodes`` left one: several that find its training done go on with that."""
+    status_of(tmp_path, *[ALONE] * ranks)
+    before = JobHandle("x", "j", 0, 2, tmp_path, tmp_path)
+    assert how_trained(read_records(before)) == how
 
 
 def test_ranks_that_fitted_alone_trained_apart_whatever_they_averaged_before(tmp_path):

@@ -128,6 +128,22 @@ def look(host: str, *, sees: bool) -> preflight.Look:
     return preflight.Look(host, {"sees_marker": sees})
 
 
+@pytest.mark.parametrize("slots", [1, 2])
+def test_one_rank_that_is_left_need_not_average(said, tmp_path, monkeypatch, slots):
+    """``min_nodes`` allows it; a script that averages where there are several ranks does not."""
+    looks = [look("h0", sees=True), preflight.Look("h1", wrong=("it does not answer",))]
+    monkeypatch.setattr(preflight, "look_at", lambda *_: looks)
+    launcher = SshLauncher(["h0", "h1"], min_nodes=1, preflight=False)
+    job = replace(job_in(tmp_path / "run", hosts=(), averages=True), slots=slots)
+    job = launcher.prepare(job, LOG)
+    ddl = {"averaged": False, "gradients": True, "alone": True, "applied": True, "explicit": False}
+    for rank in range(slots):
+        record = {"rank": rank, "host": "h0", "ended": 2.0, "exit_code": 0, "ddl": ddl}
+        (job.record_dir / f"rank-{rank}.json").write_text(json.dumps(record))
+    status = status_at_end(launcher, ended(launcher, job))
+    assert (status.state is JobState.SUCCEEDED, status.apart) == (slots == 1, slots > 1)
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_hosts_of_which_some_share_the_workspace_are_refused(said, tmp_path, monkeypatch, first):
     """Else files of the run would be removed from it at the end."""
