@@ -42,6 +42,8 @@ from ddl_airflow.launchers.records import explained, reports_of, run_folder
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _ASK_S = 1.0
+# As often as a trigger looks at a job, by default.
+_LOOK_S = 5.0
 _SAY_EVERY_S = 2.0
 _LAST_LINES = 25
 _LAST_BYTES = 1 << 16
@@ -220,7 +222,7 @@ class RunningJob:
         fresh = False
         echo = _Echo(self._log, output.path)
         while True:
-            status = known or self._launcher.status(started.handle)
+            status = known or self._status(started.handle)
             if self._supply is not None:  # after that: it is also why ranks have failed
                 self._supply.check()
             try:
@@ -239,6 +241,9 @@ class RunningJob:
             if status.ended:
                 return status
             time.sleep(_POLL_S)
+
+    def _status(self, handle: JobHandle) -> JobStatus:
+        return self._launcher.status(handle)
 
     def _report(self, reports: Tail, *, ended: bool) -> bool:
         try:
@@ -366,6 +371,9 @@ class ScheduledJob(RunningJob):
     def __init__(self, launcher: Scheduler, log: Any, kept: Path) -> None:
         super().__init__(launcher, log)
         self._kept = kept
+        self._last = JobStatus(JobState.RUNNING)
+        self._next_look = 0.0
+        self._said = ""
 
     def adopt(self) -> StartedJob | None:
         """The job that an earlier process submitted, and could not wait for to its end.
@@ -472,6 +480,22 @@ class ScheduledJob(RunningJob):
     def drop_note(self) -> None:
         """Its end was dealt with: the next process starts a new job."""
         self._kept.unlink(missing_ok=True)
+
+    def _status(self, handle: JobHandle) -> JobStatus:
+        """What its scheduler said last. It is asked now and then, for each question may start a
+        process; and its not answering is outlasted, as a trigger does: the job goes on.
+        """
+        if time.monotonic() >= self._next_look:
+            try:
+                self._last = self._launcher.status(handle)
+            except (LaunchError, OSError) as error:
+                if isinstance(error, LaunchError) and not error.retryable:
+                    raise
+                if str(error) != self._said:
+                    self._said = str(error)
+                    self._log.warning("%s Asking again.", error)
+            self._next_look = time.monotonic() + _LOOK_S
+        return self._last
 
     def _submitted(self, started: StartedJob) -> None:
         self._handle = started.handle

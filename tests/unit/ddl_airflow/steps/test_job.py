@@ -518,7 +518,7 @@ def test_a_job_is_not_forgotten_where_its_scheduler_does_not_answer(
 ):
     class Away(FakeScheduler):
         def status(self, handle):
-            raise LaunchError("the controller is away")
+            raise LaunchError("the controller is away", retryable=False)
 
         def cancel(self, handle, grace_s=0.0):
             raise LaunchError("the controller is away")
@@ -527,6 +527,31 @@ def test_a_job_is_not_forgotten_where_its_scheduler_does_not_answer(
     with pytest.raises(LaunchError, match="away"):
         process(Away(cluster.folder)).finish(started, status)
     assert process().adopt() == started
+
+
+def test_a_job_that_is_waited_for_here_is_asked_for_now_and_then_and_outlasts_its_scheduler(
+    job, process, cluster, tmp_path, monkeypatch, said
+):
+    """Each question starts a process, and a controller that starts again answers none."""
+    monkeypatch.setattr(steps_job, "_LOOK_S", 0.5)
+    asked = []
+
+    class Restarts(FakeScheduler):
+        def status(self, handle):
+            asked.append(handle)
+            if len(asked) in (2, 3):
+                raise LaunchError("squeue: no answer. Is Slurm's controller up?")
+            if time.monotonic() - began > 2.0:
+                cluster.set(1, "succeeded", output="last words")
+            return super().status(handle)
+
+    started = process().submit(job().spec, tmp_path / "progress")
+    cluster.set(1, "running")
+    began = time.monotonic()
+    process(Restarts(cluster.folder)).finish(started, None)
+    assert len(asked) <= 6
+    assert said()[-1] == "rank 0 | last words"
+    assert len([line for line in said() if "squeue: no answer" in line]) == 1
 
 
 def test_a_task_that_is_killed_while_it_submits_leaves_no_job(job, cluster, process, tmp_path):
