@@ -120,6 +120,27 @@ def check_folder(path: Path, root: Path) -> None:
         pass
 
 
+def look_anew(folder: Path, root: Path) -> None:
+    """Has what is in a folder looked for anew: NFS keeps for a while that a file was not there.
+
+    Opening the folder by its name ends that (close-to-open, nfs(5)), and O_PATH is no opening.
+
+    Args:
+        folder: root, or below it.
+        root: no link beneath it is followed.
+
+    Raises:
+        FileRefused: a part of the path is a link, or no folder.
+        OSError: as ``os.open``.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    if folder == root:
+        os.close(os.open(root, flags))
+        return
+    with _folder_of(folder, root) as above, _refusing(folder):
+        os.close(os.open(folder.name, flags | os.O_NOFOLLOW, dir_fd=above))
+
+
 def make_folder(path: Path, root: Path, group: int | None = None) -> None:
     """Makes a folder and those on the way to it, if they are not there.
 

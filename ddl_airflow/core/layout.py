@@ -21,6 +21,7 @@
                                   tries told that left nothing to go on from
         ddl/                      progress.jsonl, stats.json, transform.json, evaluation.json,
                                   try-<k>/rank-<n>.json           JOB_STATE_DIR
+        .worker                   of hosts that ssh reaches those see it that share the workspace
         airflow/                  what tasks keep for each other, and no rank is told of: run.json,
                                   training.json, job.json, failure.json, lineage/, record.json,
                                   lineage.json, evidence/

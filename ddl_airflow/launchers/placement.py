@@ -34,6 +34,14 @@ _LATE_S = 60.0
 _RESULTS = ("RESULT_DIR", "EXPERIMENT_DIR")
 # Beside a try's records: the host that has what its ranks save, until all of it has been brought.
 PLACED = "placed"
+# In the run's folder, and never sent: a host that sees it has mounted the workspace.
+_WORKERS = ".worker"
+# Looked at where and when it removes: the file server may have come up after the host, and its
+# file system be mounted while ranks run.
+_REMOVE = (
+    'if [ -e "$1" ]; then echo "it has mounted the workspace since: it sees $1" >&2; exit 1; fi; '
+    'shift; exec rm -rf -- "$@"'
+)
 
 
 class Placement:
@@ -53,6 +61,7 @@ class Placement:
         # In the same workspace as what is saved, and no part of it.
         self._incoming = self._state / "incoming"
         self._placed = job.record_dir / PLACED
+        self._workers = self._state.parent / _WORKERS
         # Notes of hosts that could not be asked for what they have.
         self._earlier: list[Path] = []
         self._results = [Path(job.env[name]) for name in _RESULTS if job.env.get(name)]
@@ -72,6 +81,7 @@ class Placement:
             SubmitFailed: one could not be given it.
         """
         began = time.monotonic()
+        self._workers.touch()
         self._drop_partial()  # of a try that was killed
         if self._bring_what_is_left():
             look()  # its ranks may have been killed while they wrote it
@@ -144,9 +154,9 @@ class Placement:
         folders = [job.folder, self._state, job.log_dir, *filter(Path.is_dir, self._results)]
         data = job.env.get("DATA_DIR")
         # A training from its start is not to find there what one of before has saved.
-        gone = [str(folder) for folder in self._results if not folder.is_dir()]
-        if gone and (said := self._ssh.run(host, ["rm", "-rf", "--", *gone])).code != 0:
-            return said.why
+        gone = [folder for folder in self._results if not folder.is_dir()]
+        if gone and (why := self._remove(host, *gone)):
+            return why
         # rsync makes the last part of a path alone.
         needed = [*folders, *self._results, job.record_dir, *([Path(data)] if data else [])]
         said = self._ssh.make_folders(host, *needed)
@@ -205,7 +215,7 @@ class Placement:
     def take_back(self) -> None:
         """Removes from the hosts what was sent, where no ranks start."""
         if self._sends:
-            on_each(self._job.hosts, self._remove)
+            self._remove_all(self._job.hosts)
 
     def start(self) -> None:
         """Begins to bring what ranks leave, until ``finish``."""
@@ -216,22 +226,29 @@ class Placement:
     def _follow(self) -> None:
         first, *others = self._job.hosts
         results = logs = time.monotonic()
-        said = ""
+        said = failed = ""
         while not self._ending.wait(_LOGS_S):
-            self._bring_logs(first)
-            self._drop_earlier()
-            if time.monotonic() - logs > _OTHERS_S:
-                on_each(others, self._bring_logs)
-                logs = time.monotonic()
-            if time.monotonic() - results > _RESULTS_S:
-                why = self._bring_results(first)
-                if why != said and why:
-                    self._log.warning(
-                        "%s: what is saved there cannot be brought, and would be lost with it: %s",
-                        first,
-                        why,
-                    )
-                said, results = why, time.monotonic()
+            try:
+                self._bring_logs(first)
+                self._drop_earlier()
+                if time.monotonic() - logs > _OTHERS_S:
+                    on_each(others, self._bring_logs)
+                    logs = time.monotonic()
+                if time.monotonic() - results > _RESULTS_S:
+                    why = self._bring_results(first)
+                    if why != said and why:
+                        self._log.warning(
+                            "%s: what is saved there cannot be brought, and would be lost with it: "
+                            "%s",
+                            first,
+                            why,
+                        )
+                    said, results = why, time.monotonic()
+                failed = ""
+            except Exception as error:  # as where no process can be started just now
+                if str(error) != failed:
+                    failed = str(error)
+                    self._log.warning("nothing is brought from the hosts for now: %s", error)
 
     def finish(self, hosts: Sequence[str], all_done: Callable[[], bool] = lambda: False) -> None:
         """Brings the rest from the hosts that answer, once all has ended. May come twice.
@@ -252,14 +269,17 @@ class Placement:
                 kept.add(host)
                 self._log.warning("%s: its logs could not be brought: %s", host, why)
         self._drop_earlier()
-        if hosts and hosts[0] == self._job.hosts[0]:
-            if why := self._bring_results(hosts[0], removed=all_done()):
-                kept.add(hosts[0])
-                self.missing = f"{hosts[0]}: what was saved there could not be brought: {why}"
-                self._log.warning("%s", self.missing)
-            else:
-                self._placed.unlink(missing_ok=True)
-        on_each([host for host in hosts if host not in kept], self._remove)
+        first = self._job.hosts[0]
+        why = "it does not answer"
+        if first in hosts:
+            why = self._bring_results(first, removed=all_done())
+        if why:
+            kept.add(first)
+            self.missing = f"{first}: what was saved there could not be brought: {why}"
+            self._log.warning("%s", self.missing)
+        else:
+            self._placed.unlink(missing_ok=True)
+        self._remove_all([host for host in hosts if host not in kept])
 
     def _drop_earlier(self) -> None:
         """Once ranks have started, what they save is newer than what no host was asked for."""
@@ -268,12 +288,19 @@ class Placement:
                 note.unlink(missing_ok=True)
             self._earlier = []
 
-    def _remove(self, host: str) -> None:
+    def _remove_all(self, hosts: Sequence[str]) -> None:
         job = self._job
         theirs = [job.folder, self._state, job.log_dir, *self._results]
         if data := job.env.get("DATA_DIR"):
             theirs.append(Path(data))  # links; what they lead to stays for the next run
-        self._ssh.run(host, ["rm", "-rf", "--", *map(str, theirs)], timeout_s=_LATE_S)
+        for host, why in on_each(hosts, lambda host: self._remove(host, *theirs)).items():
+            if why:
+                self._log.warning("%s: the run's files stay there: %s", host, why)
+
+    def _remove(self, host: str, *paths: Path) -> str:
+        """Returns why it could not; empty if it could."""
+        words = ["sh", "-c", _REMOVE, "rm", *map(str, (self._workers, *paths))]
+        return self._ssh.run(host, words, timeout_s=_LATE_S).why
 
     def _bring_logs(self, host: str) -> str:
         """Each host knows its own ranks; of others it has what it was sent."""

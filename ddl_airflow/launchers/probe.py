@@ -128,6 +128,7 @@ def look(asked: dict[str, Any]) -> dict[str, Any]:
         "versions": _versions(asked["packages"]),
         "mtu": _mtu(),
         "rsync": shutil.which("rsync") is not None,
+        "shell": os.path.basename(os.environ.get("SHELL", "")),
         "time": time.time(),  # last: the asker compares it with when the answer came
     }
 

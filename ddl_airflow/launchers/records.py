@@ -13,12 +13,13 @@ import re
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from ddl_airflow.core.advice import LESS_MEMORY, advice
-from ddl_airflow.core.beneath import read_object
+from ddl_airflow.core.beneath import look_anew, read_object
 from ddl_airflow.core.cluster import Cluster
 from ddl_airflow.core.errors import FileRefused, LaunchError
 from ddl_airflow.core.job import (
@@ -78,11 +79,14 @@ def read_records(handle: JobHandle, *, running: bool = False) -> dict[int, dict[
         LaunchError: a record is a link, or holds no JSON object, or the file system does not give
             it.
     """
-    records = {}
+    records, root = {}, run_folder(handle)
+    if not running:  # nobody looks again for a record that NFS says is not there yet
+        with suppress(OSError, FileRefused):  # then the reading fails as well
+            look_anew(handle.record_dir, root)
     for rank in range(handle.world_size):
         path = handle.record_dir / f"rank-{rank}.json"
         try:
-            records[rank] = _sound(read_object(path, run_folder(handle))) | {"rank": rank}
+            records[rank] = _sound(read_object(path, root)) | {"rank": rank}
         except FileNotFoundError:
             continue
         except (FileRefused, OSError) as error:
@@ -296,7 +300,9 @@ def how_trained(records: Mapping[int, dict[str, Any]]) -> str:
     facts = [record["ddl"] for record in records.values() if "ddl" in record]
     if _have_averaged(records):
         return "apart" if sum(map(_alone, facts)) > 1 else "together"
-    return "apart" if any(one["gradients"] for one in facts) else ""
+    if not any(one["gradients"] for one in facts):
+        return ""
+    return "apart" if len(records) > 1 else "together"  # one rank has one model
 
 
 def _apart(records: Mapping[int, dict[str, Any]], before: str) -> str:

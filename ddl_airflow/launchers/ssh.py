@@ -183,7 +183,8 @@ class SshLauncher(LocalLauncher):
             chosen, shared = self._well(job, hosts, marker, log)
         finally:
             marker.unlink(missing_ok=True)
-        job = replace(job, nodes=len(chosen), hosts=chosen)
+        averages = job.averages and len(chosen) * job.slots > 1
+        job = replace(job, nodes=len(chosen), hosts=chosen, averages=averages)
         if job.cluster is not None:
             job = replace(job, cluster=parameter_servers(job.nodes, job.slots))
             if not shared and job.nodes > 1:

@@ -42,6 +42,8 @@ from ddl_airflow.launchers.records import explained, reports_of, run_folder
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _ASK_S = 1.0
+# As often as a trigger looks at a job, by default.
+_LOOK_S = 5.0
 _SAY_EVERY_S = 2.0
 _LAST_LINES = 25
 _LAST_BYTES = 1 << 16
@@ -144,6 +146,7 @@ class RunningJob:
         self._handle: JobHandle | None = None
         self._cancelled = False
         self._said_wrong = False
+        self._unread: set[str] = set()
         self.progress = Progress()
 
     def run(self, job: JobSpec, progress_path: Path | None = None) -> JobHandle:
@@ -219,14 +222,14 @@ class RunningJob:
         fresh = False
         echo = _Echo(self._log, output.path)
         while True:
-            status = known or self._launcher.status(started.handle)
+            status = known or self._status(started.handle)
             if self._supply is not None:  # after that: it is also why ranks have failed
                 self._supply.check()
             try:
                 for text in output.read(ended=status.ended):
                     echo.say(text)
-            except FileRefused as error:  # said once; not worth a training
-                self._log.warning("%s", error)
+            except (FileRefused, OSError) as error:
+                self._say_unread(error)
             if status.ended:
                 echo.end()
             if reports is not None:
@@ -239,12 +242,21 @@ class RunningJob:
                 return status
             time.sleep(_POLL_S)
 
+    def _status(self, handle: JobHandle) -> JobStatus:
+        return self._launcher.status(handle)
+
     def _report(self, reports: Tail, *, ended: bool) -> bool:
         try:
             return any([self.progress.feed(text) for text in reports.read(ended=ended)])
-        except FileRefused as error:  # said once; not worth a training
-            self._log.warning("progress.jsonl: %s", error)
+        except (FileRefused, OSError) as error:
+            self._say_unread(error)
         return False
+
+    def _say_unread(self, error: FileRefused | OSError) -> None:
+        """Once: a file that cannot be read is worth a line, and no training."""
+        if str(error) not in self._unread:
+            self._unread.add(str(error))
+            self._log.warning("%s", error)
 
     def _say_wrong(self, *, ended: bool) -> None:
         """The first line that is no progress at once, and at the end how many there were."""
@@ -296,16 +308,15 @@ class RunningJob:
 
     def _show(self, path: Path, started: StartedJob) -> None:
         try:
-            opened = open_beneath(path, run_folder(started.handle))
+            with open(open_beneath(path, run_folder(started.handle)), "rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(started.sizes.get(path.name, 0), end - _LAST_BYTES))
+                lines = file.read().decode("utf-8", "replace").splitlines()
         except FileNotFoundError:
             return
-        except FileRefused as error:
+        except (FileRefused, OSError) as error:
             self._log.error("%s", error)
             return
-        with open(opened, "rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(started.sizes.get(path.name, 0), end - _LAST_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()
         last = deque(_Shown(path).of(lines), _LAST_LINES)
         self._log.error("::group::last %d lines of %s", len(last), path.name)
         for line in last:
@@ -360,6 +371,9 @@ class ScheduledJob(RunningJob):
     def __init__(self, launcher: Scheduler, log: Any, kept: Path) -> None:
         super().__init__(launcher, log)
         self._kept = kept
+        self._last = JobStatus(JobState.RUNNING)
+        self._next_look = 0.0
+        self._said = ""
 
     def adopt(self) -> StartedJob | None:
         """The job that an earlier process submitted, and could not wait for to its end.
@@ -466,6 +480,22 @@ class ScheduledJob(RunningJob):
     def drop_note(self) -> None:
         """Its end was dealt with: the next process starts a new job."""
         self._kept.unlink(missing_ok=True)
+
+    def _status(self, handle: JobHandle) -> JobStatus:
+        """What its scheduler said last. It is asked now and then, for each question may start a
+        process; and its not answering is outlasted, as a trigger does: the job goes on.
+        """
+        if time.monotonic() >= self._next_look:
+            try:
+                self._last = self._launcher.status(handle)
+            except (LaunchError, OSError) as error:
+                if isinstance(error, LaunchError) and not error.retryable:
+                    raise
+                if str(error) != self._said:
+                    self._said = str(error)
+                    self._log.warning("%s Asking again.", error)
+            self._next_look = time.monotonic() + _LOOK_S
+        return self._last
 
     def _submitted(self, started: StartedJob) -> None:
         self._handle = started.handle

@@ -2,15 +2,16 @@
 
 A triggerer may wait for hundreds of jobs. Each asking for its own would start a process per job
 and look, and fill the threads that all triggers of the triggerer share as soon as the scheduler
-hangs. So one question per interval goes out for all of them, from a thread that does nothing else;
-and what cancels jobs, touches the workspace, or lists a dataset has threads of its own.
+hangs. So one question per interval goes out for all of them, or for all of each user that they
+run as, from a thread that does nothing else; and what cancels jobs, touches the workspace, or lists
+a dataset has threads of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -80,7 +81,7 @@ def monitor_of(scheduler: Scheduler) -> Monitor:
 
 
 class Monitor:
-    """One question per interval about the jobs that somebody waits for.
+    """One question per interval about the jobs that somebody waits for, of each user.
 
     Args:
         scheduler: is asked.
@@ -114,25 +115,23 @@ class Monitor:
             waiting = [(handle, answer) for handle, answer in self._waiting if not answer.done()]
             self._waiting.clear()
             self._asked = time.monotonic()
-            handles = list(dict.fromkeys(handle for handle, _ in waiting))
-            if not handles:  # their triggers have ended
+            if not waiting:  # their triggers have ended
                 return
-            threads = _threads(f"{self._scheduler.kind}-ask", 1)
-            try:
-                told = dict(
-                    zip(
-                        handles,
-                        await _in_thread(threads, self._scheduler.ask, handles),
-                        strict=True,
-                    )
-                )
-            except (
-                Exception
-            ) as error:  # theirs to judge; a question that fails must end none else's
-                for _, answer in waiting:
-                    if not answer.done():
-                        answer.set_exception(error)
-            else:
-                for handle, answer in waiting:
-                    if not answer.done():
-                        answer.set_result(told[handle])
+            # Each is asked for as its user: one that may not ask any more is none of the others'.
+            for user in dict.fromkeys(handle.user for handle, _ in waiting):
+                await self._ask_for([one for one in waiting if one[0].user == user])
+
+    async def _ask_for(self, waiting: Sequence[tuple[JobHandle, asyncio.Future[Told]]]) -> None:
+        handles = list(dict.fromkeys(handle for handle, _ in waiting))
+        threads = _threads(f"{self._scheduler.kind}-ask", 1)
+        try:
+            said = await _in_thread(threads, self._scheduler.ask, handles)
+            told = dict(zip(handles, said, strict=True))
+        except Exception as error:  # theirs to judge; a question that fails must end none else's
+            for _, answer in waiting:
+                if not answer.done():
+                    answer.set_exception(error)
+        else:
+            for handle, answer in waiting:
+                if not answer.done():
+                    answer.set_result(told[handle])

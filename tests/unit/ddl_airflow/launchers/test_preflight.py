@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from ddl_ops.preflight import rounds
 
+from ddl_airflow.launchers import preflight
 from ddl_airflow.launchers.preflight import (
     Asked,
     Look,
@@ -72,6 +73,8 @@ def test_hosts_that_are_alike_are_well() -> None:
         ({"sees_marker": False}, "it does not see the workspace, other than the others"),
         ({"time": time.time() + 1e4}, "s ahead of this host's"),
         ({"time": time.time() - 1e4}, "s behind this host's"),
+        ({"shell": "tcsh"}, "its login shell is tcsh, and mpirun speaks to it as to bash. Change"),
+        ({"shell": "fish"}, "Change it there: chsh -s /bin/bash"),
         ({"host": "a"}, "it calls itself a, as a does. If both are one host, name it once"),
         ({"ssh": Said(None, why="it does not answer")}, "it does not answer"),
         ({"ssh": Said(127, why="not found")}, "has no /opt/python that runs"),
@@ -82,6 +85,18 @@ def test_what_ails_a_host_is_said_of_that_host_alone(change: dict, words: str) -
     found = wrong(c=change)
     assert list(found) == ["c"]
     assert words in found["c"]
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "unlike"),
+    [("bash", "zsh", ""), ("tcsh", "csh", ""), ("tcsh", "fish", "c"), ("", "csh", "c")],
+)
+def test_login_shells_must_be_such_as_mpirun_takes_them_for(
+    monkeypatch: pytest.MonkeyPatch, here: str, there: str, unlike: str
+) -> None:
+    """It looks at the shell of the user that starts it alone."""
+    monkeypatch.setattr(preflight, "_shell_here", lambda: here)
+    assert "".join(wrong(c={"shell": there})) == unlike
 
 
 @pytest.mark.parametrize("others", ["b", "bcd"])

@@ -14,7 +14,13 @@ from ddl_airflow.core.job import JobHandle, JobState, JobStatus
 from ddl_airflow.launchers import records
 from ddl_airflow.launchers.fake import FakeLauncher
 from ddl_airflow.launchers.local import LocalLauncher, OnceLauncher
-from ddl_airflow.launchers.records import explained, ranks_status, read_records, written_by_several
+from ddl_airflow.launchers.records import (
+    explained,
+    how_trained,
+    ranks_status,
+    read_records,
+    written_by_several,
+)
 
 GOOD = {"ended": 5.0, "exit_code": 0}
 
@@ -58,6 +64,42 @@ def test_a_record_that_a_file_system_does_not_give_may_come_later(tmp_path, monk
     with pytest.raises(LaunchError, match="rank 0: .*Stale") as caught:
         status_of(tmp_path, None)
     assert caught.value.retryable
+
+
+@pytest.mark.parametrize("place", ["ddl/try-1", "."])
+def test_a_record_that_came_since_it_was_looked_for_is_found(tmp_path, monkeypatch, place):
+    """NFS keeps for a while that there was none, unless somebody opens the folder: nfs(5)."""
+    folder = tmp_path / place
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rank-0.json").write_text(json.dumps({"host": "n1", **GOOD}))
+    opened, read, fresh = os.open, records.read_object, []
+
+    def notes(path: str, flags: int, *more: int, **others: int) -> int:
+        got = opened(path, flags, *more, **others)
+        if not flags & os.O_PATH and os.path.samestat(os.fstat(got), os.stat(folder)):
+            fresh.append(path)
+        return got
+
+    def cached(path: Path, root: Path) -> dict:
+        if not fresh:
+            raise FileNotFoundError(path)
+        return read(path, root)
+
+    monkeypatch.setattr(os, "open", notes)
+    monkeypatch.setattr(records, "read_object", cached)
+    handle = JobHandle("slurm", "j", 1, 1, folder, tmp_path / ("logs" if place != "." else place))
+    assert ranks_status(handle, running=False).state is JobState.SUCCEEDED
+
+
+def test_a_folder_of_records_that_is_a_link_is_not_looked_into(tmp_path, monkeypatch):
+    elsewhere, run = tmp_path / "elsewhere", tmp_path / "run"
+    for folder in (elsewhere, run):
+        folder.mkdir()
+    (elsewhere / "rank-0.json").write_text(json.dumps({"host": "n1", **GOOD}))
+    (run / "try-1").symlink_to(elsewhere)
+    handle = JobHandle("slurm", "j", 1, 1, run / "try-1", run / "logs")
+    with pytest.raises(LaunchError, match="is a link"):
+        ranks_status(handle, running=False)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +160,14 @@ def test_ranks_that_did_not_train_together_have_failed(tmp_path, records, who):
         assert "`distribution: independent`" in status.reason
         assert JobStatus.load(json.loads(json.dumps(status.dump()))) == status
     assert status_of(tmp_path, *records).state is JobState.SUCCEEDED  # they need not
+
+
+@pytest.mark.parametrize(("ranks", "how"), [(1, "together"), (2, "apart")])
+def test_one_rank_trains_one_model(tmp_path, ranks, how):
+    """As where ``min_nodes`` left one: several that find its training done go on with that."""
+    status_of(tmp_path, *[ALONE] * ranks)
+    before = JobHandle("x", "j", 0, 2, tmp_path, tmp_path)
+    assert how_trained(read_records(before)) == how
 
 
 def test_ranks_that_fitted_alone_trained_apart_whatever_they_averaged_before(tmp_path):

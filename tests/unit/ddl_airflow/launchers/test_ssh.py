@@ -128,6 +128,22 @@ def look(host: str, *, sees: bool) -> preflight.Look:
     return preflight.Look(host, {"sees_marker": sees})
 
 
+@pytest.mark.parametrize("slots", [1, 2])
+def test_one_rank_that_is_left_need_not_average(said, tmp_path, monkeypatch, slots):
+    """``min_nodes`` allows it; a script that averages where there are several ranks does not."""
+    looks = [look("h0", sees=True), preflight.Look("h1", wrong=("it does not answer",))]
+    monkeypatch.setattr(preflight, "look_at", lambda *_: looks)
+    launcher = SshLauncher(["h0", "h1"], min_nodes=1, preflight=False)
+    job = replace(job_in(tmp_path / "run", hosts=(), averages=True), slots=slots)
+    job = launcher.prepare(job, LOG)
+    ddl = {"averaged": False, "gradients": True, "alone": True, "applied": True, "explicit": False}
+    for rank in range(slots):
+        record = {"rank": rank, "host": "h0", "ended": 2.0, "exit_code": 0, "ddl": ddl}
+        (job.record_dir / f"rank-{rank}.json").write_text(json.dumps(record))
+    status = status_at_end(launcher, ended(launcher, job))
+    assert (status.state is JobState.SUCCEEDED, status.apart) == (slots == 1, slots > 1)
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_hosts_of_which_some_share_the_workspace_are_refused(said, tmp_path, monkeypatch, first):
     """Else files of the run would be removed from it at the end."""
@@ -181,7 +197,7 @@ def test_cancelling_kills_what_is_left_before_it_copies(said, tmp_path):
     launcher.cancel(handle, 0.1)
     done = [line.split()[1] for line in said.read_text().splitlines()]
     assert done[:2] == ["python3", "python3"]
-    assert {*done[2:]} == {"rsync", "rm"}
+    assert {*done[2:]} == {"rsync", "sh"}
 
 
 def test_copying_back_comes_to_an_end(said, tmp_path, monkeypatch):
@@ -201,13 +217,40 @@ def test_a_training_whose_results_cannot_be_brought_has_not_succeeded(said, tmp_
     handle = ended(launcher, job)
     launcher._jobs[handle.number].placement = Placement(Ssh(), job, LOG)
     removed: list[str] = []
-    monkeypatch.setattr(Placement, "_remove", lambda _, host: removed.append(host))
+    monkeypatch.setattr(Placement, "_remove_all", lambda _, hosts: removed.extend(hosts))
     monkeypatch.setattr(Placement, "_bring_logs", lambda *_: "")
     monkeypatch.setattr(Placement, "_bring_results", lambda *_, **__: "rsync: no space left")
     status = status_at_end(launcher, handle)
     assert (status.state, status.permanent) == (JobState.LOST, False)
     assert "h0: what was saved there could not be brought: rsync: no space" in status.reason
     assert removed == ["h1"]
+
+
+def test_a_training_whose_first_host_is_silent_at_its_end_has_not_succeeded(
+    said, tmp_path, monkeypatch
+):
+    """What it saved last is there alone; its record came before, those of others came since."""
+    job = job_in(tmp_path / "run")
+
+    def records(rank: int) -> str:
+        record = {"rank": rank, "host": f"h{rank}", "ended": 2.0, "exit_code": 0}
+        (job.record_dir / f"rank-{rank}.json").write_text(json.dumps(record))
+        return ""
+
+    def run(_: Ssh, host: str, *_words: object, **_more: object) -> remote.Said:
+        return remote.Said(None if host == "h0" else 0, why="it does not answer")
+
+    monkeypatch.setattr(Ssh, "run", run)
+    monkeypatch.setattr(Placement, "_bring_logs", lambda _, host: records(int(host[1:])))
+    launcher = SshLauncher(["h0", "h1"])
+    handle = ended(launcher, job)
+    placement = launcher._jobs[handle.number].placement = Placement(Ssh(), job, LOG)
+    placement.start()
+    records(0)
+    status = status_at_end(launcher, handle)
+    assert (status.state, status.permanent) == (JobState.LOST, False)
+    assert "h0: what was saved there could not be brought: it does not answer" in status.reason
+    assert (job.record_dir / "placed").exists()  # the next try brings it
 
 
 @pytest.fixture
@@ -254,6 +297,50 @@ def first_try(run: Path) -> tuple[JobSpec, Placement]:
     placement.send()
     placement.start()
     return job, placement
+
+
+@pytest.mark.parametrize("ends", ["well", "before its ranks"])
+def test_nothing_is_removed_from_a_workspace_that_a_host_has_mounted_since(
+    said, disks, tmp_path, caplog, ends
+):
+    """It came up before its file server; what is removed there would be the worker's own."""
+    _, placement = first_try(tmp_path / "run")
+    saved_in(tmp_path / "run", "step-90000")
+    for host in ("h0", "h1"):
+        shutil.rmtree(tmp_path / f"run-{host}")
+        (tmp_path / f"run-{host}").symlink_to("run")
+    if ends == "well":
+        placement.finish(["h0", "h1"])
+    else:
+        placement._ending.set()
+        placement.take_back()
+    assert saved_in(tmp_path / "run") == ["step-90000"]
+    for folder in ("code", "logs", "state"):
+        assert (tmp_path / "run" / folder).is_dir()
+    for host in ("h0", "h1"):
+        assert (
+            f"{host}: the run's files stay there: it has mounted the workspace since" in caplog.text
+        )
+
+
+def test_results_of_before_stay_on_a_host_that_has_mounted_the_workspace_since(
+    said, disks, tmp_path, monkeypatch
+):
+    job = job_in(tmp_path / "run", hosts=("h0",))
+    (tmp_path / "run-h0" / "result").mkdir()
+    saved_in(tmp_path / "run-h0", "model-1")
+    run = Ssh.run
+
+    def mounts(ssh: Ssh, host: str, words: list[str], **more: object) -> remote.Said:
+        if "rm" in words and str(tmp_path / "run" / "result") in words:
+            (tmp_path / "run-h0" / ".worker").touch()
+        return run(ssh, host, words, **more)
+
+    monkeypatch.setattr(Ssh, "run", mounts)
+    with pytest.raises(SubmitFailed, match="h0: it has mounted the workspace since") as caught:
+        Placement(Ssh(), job, LOG).send()
+    assert caught.value.retryable
+    assert saved_in(tmp_path / "run-h0") == ["model-1"]
 
 
 @pytest.mark.parametrize("ends", ["full", "killed"])
@@ -492,6 +579,25 @@ def test_that_nothing_can_be_brought_is_said_at_once(said, disks, tmp_path, monk
     assert caplog.text.count("No space left") == 1
 
 
+def test_bringing_goes_on_after_an_error_that_passes(said, tmp_path, monkeypatch, caplog):
+    """As where the worker has no process to spare: what is saved would be brought no more."""
+    monkeypatch.setattr("ddl_airflow.launchers.placement._LOGS_S", 0.01)
+    asked: list[str] = []
+
+    def bring(_: Placement, host: str) -> str:
+        asked.append(host)
+        if len(asked) < 4:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return ""
+
+    monkeypatch.setattr(Placement, "_bring_logs", bring)
+    placement = Placement(Ssh(), job_in(tmp_path / "run"), LOG)
+    placement.start()
+    until(lambda: len(asked) > 5, 20)
+    placement._ending.set()
+    assert caplog.text.count("nothing is brought from the hosts for now: [Errno 11]") == 1
+
+
 def test_the_last_copy_waits_for_the_one_before(said, tmp_path, monkeypatch):
     monkeypatch.setattr("ddl_airflow.launchers.placement._LOGS_S", 0.01)
     monkeypatch.setattr("ddl_airflow.launchers.placement._RESULTS_S", 0.0)
@@ -661,6 +767,7 @@ def test_an_rsync_before_3_2_3_is_new_enough(said, tmp_path):
         f'echo "rsync: $word: unknown option" >&2; exit 1;; esac; done\nexec {real} "$@"\n'
     )
     program.chmod(0o755)
+    (tmp_path / "run-h0").mkdir()
     job = job_in(tmp_path / "run", hosts=("h0",))
     Placement(Ssh(), job, LOG).send()
     asked = said.read_text()

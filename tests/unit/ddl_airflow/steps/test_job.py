@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import re
@@ -13,6 +14,7 @@ from dataclasses import replace
 
 import pytest
 
+from ddl_airflow.core.beneath import open_beneath
 from ddl_airflow.core.errors import (
     JobFailed,
     JobLost,
@@ -200,6 +202,45 @@ def test_a_progress_line_that_is_none_is_said_and_ends_no_training(job, tmp_path
     RunningJob(one.launcher, LOG).run(one.spec, path)
     warned = [line for line in said() if "no progress" in line]
     assert ["not json" in warned[0], "4 lines were" in warned[1], len(warned)] == [True, True, 2]
+
+
+def test_files_that_cannot_be_read_for_a_while_end_no_training(job, tmp_path, said, monkeypatch):
+    """As on a network file system whose server starts again."""
+    path = tmp_path / "progress.jsonl"
+    script = """
+        import os, time
+        with open(os.environ["DDL_PROGRESS"], "a") as file:
+            file.write('{"t": 1.0, "source": "script", "step": 5}\\n')
+        print("trained")
+        time.sleep(0.5)
+    """
+    asked = []
+
+    def opened(file, root):
+        asked.append(file)
+        if asked.count(file) < 4:
+            raise OSError(errno.ESTALE, "Stale file handle", str(file))
+        return open_beneath(file, root)
+
+    monkeypatch.setattr("ddl_airflow.core.progress.open_beneath", opened)
+    one = job(script=textwrap.dedent(script), nodes=1, env={"DDL_PROGRESS": str(path)})
+    running = RunningJob(one.launcher, LOG)
+    running.run(one.spec, path)
+    assert (running.progress.step, "rank 0 | trained" in said()) == (5, True)
+    for file in (path, one.spec.log_dir / "rank-0.log"):
+        warned = [line for line in said() if "Stale file handle" in line and f"{file}" in line]
+        assert len(warned) == 1
+
+
+def test_a_rank_whose_log_cannot_be_read_is_named_all_the_same(job, said, monkeypatch):
+    def opened(file, root):
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
+
+    monkeypatch.setattr(steps_job, "open_beneath", opened)
+    one = job(nodes=2, launcher=FakeLauncher([0, 7]))
+    with pytest.raises(JobFailed, match="rank 1 of 2 on fake exited with code 7"):
+        RunningJob(one.launcher, LOG).run(one.spec)
+    assert any("Permission denied" in line and "rank-1.log" in line for line in said())
 
 
 def test_failing_ranks_end_with_what_they_said_in_the_log(job, said):
@@ -477,7 +518,7 @@ def test_a_job_is_not_forgotten_where_its_scheduler_does_not_answer(
 ):
     class Away(FakeScheduler):
         def status(self, handle):
-            raise LaunchError("the controller is away")
+            raise LaunchError("the controller is away", retryable=False)
 
         def cancel(self, handle, grace_s=0.0):
             raise LaunchError("the controller is away")
@@ -486,6 +527,31 @@ def test_a_job_is_not_forgotten_where_its_scheduler_does_not_answer(
     with pytest.raises(LaunchError, match="away"):
         process(Away(cluster.folder)).finish(started, status)
     assert process().adopt() == started
+
+
+def test_a_job_that_is_waited_for_here_is_asked_for_now_and_then_and_outlasts_its_scheduler(
+    job, process, cluster, tmp_path, monkeypatch, said
+):
+    """Each question starts a process, and a controller that starts again answers none."""
+    monkeypatch.setattr(steps_job, "_LOOK_S", 0.5)
+    asked = []
+
+    class Restarts(FakeScheduler):
+        def status(self, handle):
+            asked.append(handle)
+            if len(asked) in (2, 3):
+                raise LaunchError("squeue: no answer. Is Slurm's controller up?")
+            if time.monotonic() - began > 2.0:
+                cluster.set(1, "succeeded", output="last words")
+            return super().status(handle)
+
+    started = process().submit(job().spec, tmp_path / "progress")
+    cluster.set(1, "running")
+    began = time.monotonic()
+    process(Restarts(cluster.folder)).finish(started, None)
+    assert len(asked) <= 6
+    assert said()[-1] == "rank 0 | last words"
+    assert len([line for line in said() if "squeue: no answer" in line]) == 1
 
 
 def test_a_task_that_is_killed_while_it_submits_leaves_no_job(job, cluster, process, tmp_path):

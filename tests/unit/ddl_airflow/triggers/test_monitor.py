@@ -7,6 +7,7 @@ import os
 import shlex
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,27 @@ def test_a_question_that_fails_is_everybodys_and_the_next_one_is_asked():
         )
         assert [type(error) for error in first] == [LaunchError] * 3
         assert (await watch.told(handle_of(1), 0.01))["number"] == "1"
+
+    asyncio.run(look())
+
+
+def test_a_user_whose_jobs_cannot_be_asked_for_blinds_nobody_else():
+    """As where a rule of sudo was replaced: those of ``run_ranks_as`` before are asked for too."""
+
+    class Denies(Scheduler):
+        def ask(self, handles):
+            if any(handle.user == "gone" for handle in handles):
+                raise LaunchError("sudo: a password is required")
+            return super().ask(handles)
+
+    async def look():
+        watch = monitor_of(Denies())
+        jobs = [replace(handle_of(n), user=user) for n, user in enumerate(("", "gone", "trainer"))]
+        told = await asyncio.gather(
+            *(watch.told(one, 0.01) for one in jobs), return_exceptions=True
+        )
+        assert [told[0], told[2]] == [{"number": "0"}, {"number": "2"}]
+        assert "a password is required" in str(told[1])
 
     asyncio.run(look())
 
