@@ -270,9 +270,10 @@ class Placement:
                 self._log.warning("%s: its logs could not be brought: %s", host, why)
         self._drop_earlier()
         first = self._job.hosts[0]
-        why = "it does not answer"
         if first in hosts:
             why = self._bring_results(first, removed=all_done())
+        else:
+            why = "it does not answer" if self._placed.exists() else ""  # else all was brought
         if why:
             kept.add(first)
             self.missing = f"{first}: what was saved there could not be brought: {why}"

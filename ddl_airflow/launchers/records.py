@@ -131,6 +131,9 @@ def _sound(said: dict[str, Any]) -> dict[str, Any]:
     # A rank records its end and its exit code at once.
     if type(code) is int and 0 <= code <= 255 and "ended" in record:
         record["exit_code"] = code
+    size = said.get("world_size")
+    if type(size) is int and 0 < size <= _LARGEST:
+        record["world_size"] = size
     if isinstance(gpus := said.get("gpus"), list):
         models = [_text(one, _LONGEST_FACT) for one in gpus if isinstance(one, str)]
         record["gpus"] = models[:_MOST_GPUS]
@@ -302,7 +305,8 @@ def how_trained(records: Mapping[int, dict[str, Any]]) -> str:
         return "apart" if sum(map(_alone, facts)) > 1 else "together"
     if not any(one["gradients"] for one in facts):
         return ""
-    return "apart" if len(records) > 1 else "together"  # one rank has one model
+    alone = all(record.get("world_size") == 1 for record in records.values())
+    return "together" if alone else "apart"  # one rank has one model
 
 
 def _apart(records: Mapping[int, dict[str, Any]], before: str) -> str:

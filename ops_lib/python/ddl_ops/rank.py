@@ -373,7 +373,8 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
         given = _given_streams(address, rank, task["task"] if task else "")
     parent = os.getppid()
     env = child_environment(environ, placement)
-    record.write(**({"settings": settings(env)} if rank == 0 else {}))
+    started = {"settings": settings(env)} if rank == 0 else {}
+    record.write(world_size=placement.size, **started)
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         child = subprocess.Popen(

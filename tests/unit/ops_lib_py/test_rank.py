@@ -311,6 +311,7 @@ def test_record_says_who_where_and_how_long(start):
 
 def test_rank_0_records_what_decides_how_it_computes_and_nothing_else(start):
     record = start("", TF_DETERMINISTIC_OPS="1", SECRET_KEY="a-secret").end().record()
+    assert record["world_size"] == 1
     assert record["settings"]["TF_DETERMINISTIC_OPS"] == "1"
     assert int(record["settings"]["TF_NUM_INTRAOP_THREADS"]) > 0  # which the shim has set
     assert record["cpu"] and "a-secret" not in json.dumps(record)
