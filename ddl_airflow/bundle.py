@@ -274,24 +274,37 @@ class ManifestBundle(BaseDagBundle):
             names: manifests by DAG id.
         """
         there = {dag_id: claims[0] for dag_id, claims in names.items() if len(claims) == 1}
-        moved: dict[str, _Entry] = {}
+        changed: dict[str, _Entry] = {}
         for name, entry in kept.items():
             text = entry.text
             same = listing.get(name) == entry
             if same or entry.claimed_by or not text or not self._kept(text).exists():
                 continue
             dag_id, place = self._of_text(text, name)[1], entry.place or _place_of(name)
-            if not dag_id or dag_id in (self._elsewhere or ()):  # its runs go on there
-                continue
-            if dag_id not in there or _place_of(there[dag_id]) != place:
-                moved[dag_id] = _Entry(text, was=entry.was or name, place=place)
+            if dag_id and dag_id not in (self._elsewhere or ()):  # else its runs go on there
+                changed[dag_id] = _Entry(text, was=entry.was or name, place=place)
         taken = {_place_of(name) for name in listing}
-        for dag_id in sorted(with_open_runs(moved)) if moved else ():
-            held = moved[dag_id]
-            if dag_id not in there:
+        for dag_id in sorted(with_open_runs(changed)) if changed else ():
+            held, now = changed[dag_id], there.get(dag_id)
+            if now is None or not self._makes_dag(listing[now].text, now):
                 listing[f"{_GONE}{dag_id}"] = held
-            elif held.place not in taken:
-                listing[there[dag_id]] = listing[there[dag_id]]._replace(place=held.place)
+            elif _place_of(now) != held.place and held.place not in taken:
+                listing[now] = listing[now]._replace(place=held.place)
+
+    def _makes_dag(self, text: str, name: str) -> bool:
+        """Whether a manifest that loads also has a DAG in this Airflow, as its stub would make it.
+
+        Takes as long as a parse: for what changed while runs are open, and nothing else.
+        """
+        from ddl_airflow.manifest_file import ManifestFile
+
+        try:
+            content = self._kept(text).read_bytes()
+            file = ManifestFile.of(self._folder / name, label(name), content)
+            file.dag(None, in_documentation=False)
+        except ManifestError:
+            return False  # its stub says so
+        return True
 
     def _read(self, path: Path, name: str) -> tuple[_Entry, str | None] | None:
         content = read_manifest(path)
