@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 
 import airflow.settings
+import msgspec
 import pytest
 from airflow.configuration import conf
 from airflow.dag_processing.bundles.base import BundleVersion
@@ -941,12 +942,25 @@ def test_odd_names_are_names(bundle, folder, write_manifest, name):
     for stub, dag in found.items():
         stub.encode()  # a database takes it
         assert len(stub) < 600 and stub.isprintable()
-        DagSerialization.to_dict(dag)
+        # As the process that parses hands it on; what fails there is lost without a word.
+        msgspec.msgpack.encode(DagSerialization.to_dict(dag))
     path.write_text("learners: 0\n")
     bundle.refresh()
     (error,) = [one for one in parsed(bundle).values() if isinstance(one, str)]
     error.encode()
     assert all(line.isprintable() for line in error.splitlines())
+
+
+def test_a_folder_whose_name_is_no_text_is_an_error_of_its_own(bundle, folder, write_manifest):
+    """Airflow's messages are UTF-8, and the scripts' path is in them."""
+    write_manifest(folder / "good", "first")
+    write_manifest(folder / os.fsdecode(b"bad-\xff"), "second")
+    bundle.refresh()
+    found = parsed(bundle)
+    assert found.pop("good/manifest.yml.py").dag_id == "first"
+    (error,) = found.values()
+    assert "manifest.yml: works with a folder whose name is not UTF-8: " in error
+    assert r"/bad-\udcff. Rename it." in error
 
 
 def test_a_folder_that_is_gone_takes_no_dag_with_it(bundle, folder, write_manifest):
