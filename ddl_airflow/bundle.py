@@ -314,7 +314,8 @@ class ManifestBundle(BaseDagBundle):
             return _Entry("", unreadable=str(content.strerror)), None
         text = hashlib.sha256(content).hexdigest()
         if _digest(self._kept(text)) != text:  # or a host was lost while it was written
-            _write_kept(self._kept(text), content, path.stat().st_mode & 0o777)
+            # Airflow's own, which must read it, also where the manifest's owner may not.
+            _write_kept(self._kept(text), content, path.stat().st_mode & 0o777 | 0o600)
         return self._of_text(text, name)
 
     def _of_text(self, text: str, name: str) -> tuple[_Entry, str | None]:

@@ -769,6 +769,19 @@ def test_copies_are_as_private_as_the_manifest(bundle, folder, literal_keys):
     assert holding == []
 
 
+def test_airflow_may_read_its_copies_whatever_the_manifests_owner_may(
+    bundle, folder, write_manifest, literal_keys
+):
+    write_manifest(folder / "open", "first").chmod(0o044)
+    (folder / "manifest.yml").write_text(literal_keys[0])
+    (folder / "manifest.yml").chmod(0o004)
+    bundle.refresh()
+    files = [path for path in bundle.base_dir.rglob("*") if path.is_file()]
+    assert [path for path in files if not path.stat().st_mode & 0o400] == []
+    found = parsed(bundle)
+    assert {dag.dag_id for dag in found.values()} == {"first", "literal"}
+
+
 @pytest.mark.parametrize("umask", [0o022, 0o000])
 def test_keys_are_on_disk_as_private_as_the_manifest_from_the_first_byte(
     bundle, folder, literal_keys, monkeypatch, umask
