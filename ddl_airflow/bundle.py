@@ -169,7 +169,7 @@ class ManifestBundle(BaseDagBundle):
             listing, names = self._list(hold=True)
             was_taken = self._read_taken()
             taken = was_taken if self._elsewhere is None else self._taken(names, self._elsewhere)
-            version = self._version_of(listing)
+            version, unsaid = self._version_of(listing), set[Path]()
             if version != self._latest or taken != was_taken or not self._written:
                 self._note_changed(listing)
                 self._write_listing(version, listing)
@@ -180,24 +180,37 @@ class ManifestBundle(BaseDagBundle):
                 if self._latest is not None:  # at its start the DAG processor parses them all
                     self._again |= dict.fromkeys(written, time.time() + _PARSED_S + _stored_every())
                 self._latest = version
+                unsaid = self._of_several(listing)
                 self._forget_old()
             if time.time() >= self._look_for_keys:
                 self._look_for_keys = time.time() + _LOOK_EVERY_S
                 self._forget_keys()
-            self._touch_again()
+            self._touch_again(unsaid)
 
-    def _touch_again(self) -> None:
+    def _of_several(self, listing: _Listing) -> set[Path]:
+        """The stubs of a manifest and of what it was before: its error is filed under itself, which
+        is no file to Airflow, and so at each new version Airflow deletes it.
+        """
+        places = {name: entry.place or _place_of(name) for name, entry in listing.items()}
+        of_files = {place for name, place in places.items() if not name.startswith(_GONE)}
+        held = {place for name, place in places.items() if name.startswith(_GONE)}
+        return {self.path / f"{place}.py" for place in of_files & held}
+
+    def _touch_again(self, unsaid: set[Path]) -> None:
         """Has stubs parsed once more whose last parse may have come to nothing.
 
         Airflow stores no DAG that it stored a moment before, and takes a parse that began before
         the change and ended after it for one of the new stub. Either way the change would wait
         until all files are parsed again. So would runs of a DAG that was parsed while one ended,
         and those that changed data start, of a DAG that somebody has unpaused.
+
+        Args:
+            unsaid: others, whose errors Airflow deletes when it sees this version.
         """
         due = {stub for stub, due_at in self._again.items() if time.time() >= due_at}
         self._again = {stub: at for stub, at in self._again.items() if stub not in due}
         stale = held_back(self.name) | wrongly_watched(self.name, DATA_CHANGE)
-        for stub in due | {self.path / name for name in stale}:
+        for stub in due | unsaid | {self.path / name for name in stale}:
             with suppress(FileNotFoundError):
                 os.utime(stub)
 

@@ -585,6 +585,27 @@ def test_a_dag_with_open_runs_stays_until_they_have_ended(
     assert not list(again.path.rglob(".was-*"))
 
 
+def test_the_error_of_a_manifest_with_open_runs_stays(bundle, folder, write_manifest, runs):
+    """It is filed under the manifest, which is no file to Airflow: at the bundle's next version
+    Airflow deletes it, until the stub is parsed again.
+    """
+    for name in ("one", "two", "three"):
+        write_manifest(folder / name, name)
+    bundle.refresh()
+    runs("one", "running")
+    path = folder / "one" / "manifest.yml"
+    path.write_text(path.read_text() + "no_field: 1\n")
+    bundle.refresh()
+    before = identities(bundle)
+    bundle.refresh()
+    assert identities(bundle) == before  # there is no other version
+    write_manifest(folder / "two", "two", command="python train.py --more")
+    bundle.refresh()
+    after = identities(bundle)
+    changed = {name for name in after if after[name] != before[name]}
+    assert changed == {"one/manifest.yml.py", "two/manifest.yml.py"}
+
+
 def test_a_place_that_another_manifest_has_taken_is_its_own(bundle, folder, write_manifest, runs):
     for name in ("first", "second"):
         write_manifest(folder / name, name)
