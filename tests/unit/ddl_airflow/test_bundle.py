@@ -934,6 +934,27 @@ def test_what_cannot_be_read_is_an_error_of_its_own(bundle, folder, write_manife
     assert "bad/manifest.yml: cannot be read" in found["bad/manifest.yml.py"]
 
 
+def test_a_pipe_that_takes_the_place_of_a_manifest_is_not_waited_for(
+    bundle, folder, write_manifest, monkeypatch
+):
+    """Just when it is opened: whoever may write there could stop all DAGs."""
+    write_manifest(folder / "good", "first")
+    os.mkfifo(folder / "manifest.yml")
+    monkeypatch.setattr("ddl_airflow.core.manifest.folder.may_be_read", lambda _: True)
+
+    def waited(*_):
+        pytest.fail("it is waited for")
+
+    before = signal.signal(signal.SIGALRM, waited)
+    signal.alarm(10)
+    try:
+        bundle.refresh()
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert list(parsed(bundle)) == ["good/manifest.yml.py"]
+
+
 def test_a_folder_that_cannot_be_searched_is_an_error_of_its_own(bundle, folder, write_manifest):
     write_manifest(folder / "good", "first")
     here = os.open(folder, os.O_RDONLY)
