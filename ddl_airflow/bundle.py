@@ -169,7 +169,7 @@ class ManifestBundle(BaseDagBundle):
             listing, names = self._list(hold=True)
             was_taken = self._read_taken()
             taken = was_taken if self._elsewhere is None else self._taken(names, self._elsewhere)
-            version = self._version_of(listing)
+            version, unsaid = self._version_of(listing), set[Path]()
             if version != self._latest or taken != was_taken or not self._written:
                 self._note_changed(listing)
                 self._write_listing(version, listing)
@@ -180,24 +180,37 @@ class ManifestBundle(BaseDagBundle):
                 if self._latest is not None:  # at its start the DAG processor parses them all
                     self._again |= dict.fromkeys(written, time.time() + _PARSED_S + _stored_every())
                 self._latest = version
+                unsaid = self._of_several(listing)
                 self._forget_old()
             if time.time() >= self._look_for_keys:
                 self._look_for_keys = time.time() + _LOOK_EVERY_S
                 self._forget_keys()
-            self._touch_again()
+            self._touch_again(unsaid)
 
-    def _touch_again(self) -> None:
+    def _of_several(self, listing: _Listing) -> set[Path]:
+        """The stubs of a manifest and of what it was before: its error is filed under itself, which
+        is no file to Airflow, and so at each new version Airflow deletes it.
+        """
+        places = {name: entry.place or _place_of(name) for name, entry in listing.items()}
+        of_files = {place for name, place in places.items() if not name.startswith(_GONE)}
+        held = {place for name, place in places.items() if name.startswith(_GONE)}
+        return {self.path / f"{place}.py" for place in of_files & held}
+
+    def _touch_again(self, unsaid: set[Path]) -> None:
         """Has stubs parsed once more whose last parse may have come to nothing.
 
         Airflow stores no DAG that it stored a moment before, and takes a parse that began before
         the change and ended after it for one of the new stub. Either way the change would wait
         until all files are parsed again. So would runs of a DAG that was parsed while one ended,
         and those that changed data start, of a DAG that somebody has unpaused.
+
+        Args:
+            unsaid: others, whose errors Airflow deletes when it sees this version.
         """
         due = {stub for stub, due_at in self._again.items() if time.time() >= due_at}
         self._again = {stub: at for stub, at in self._again.items() if stub not in due}
         stale = held_back(self.name) | wrongly_watched(self.name, DATA_CHANGE)
-        for stub in due | {self.path / name for name in stale}:
+        for stub in due | unsaid | {self.path / name for name in stale}:
             with suppress(FileNotFoundError):
                 os.utime(stub)
 
@@ -274,24 +287,37 @@ class ManifestBundle(BaseDagBundle):
             names: manifests by DAG id.
         """
         there = {dag_id: claims[0] for dag_id, claims in names.items() if len(claims) == 1}
-        moved: dict[str, _Entry] = {}
+        changed: dict[str, _Entry] = {}
         for name, entry in kept.items():
             text = entry.text
             same = listing.get(name) == entry
             if same or entry.claimed_by or not text or not self._kept(text).exists():
                 continue
             dag_id, place = self._of_text(text, name)[1], entry.place or _place_of(name)
-            if not dag_id or dag_id in (self._elsewhere or ()):  # its runs go on there
-                continue
-            if dag_id not in there or _place_of(there[dag_id]) != place:
-                moved[dag_id] = _Entry(text, was=entry.was or name, place=place)
+            if dag_id and dag_id not in (self._elsewhere or ()):  # else its runs go on there
+                changed[dag_id] = _Entry(text, was=entry.was or name, place=place)
         taken = {_place_of(name) for name in listing}
-        for dag_id in sorted(with_open_runs(moved)) if moved else ():
-            held = moved[dag_id]
-            if dag_id not in there:
+        for dag_id in sorted(with_open_runs(changed)) if changed else ():
+            held, now = changed[dag_id], there.get(dag_id)
+            if now is None or not self._makes_dag(listing[now].text, now):
                 listing[f"{_GONE}{dag_id}"] = held
-            elif held.place not in taken:
-                listing[there[dag_id]] = listing[there[dag_id]]._replace(place=held.place)
+            elif _place_of(now) != held.place and held.place not in taken:
+                listing[now] = listing[now]._replace(place=held.place)
+
+    def _makes_dag(self, text: str, name: str) -> bool:
+        """Whether a manifest that loads also has a DAG in this Airflow, as its stub would make it.
+
+        Takes as long as a parse: for what changed while runs are open, and nothing else.
+        """
+        from ddl_airflow.manifest_file import ManifestFile
+
+        try:
+            content = self._kept(text).read_bytes()
+            file = ManifestFile.of(self._folder / name, label(name), content)
+            file.dag(None, in_documentation=False)
+        except Exception:  # its stub says what; a timetable of the site's may raise anything
+            return False
+        return True
 
     def _read(self, path: Path, name: str) -> tuple[_Entry, str | None] | None:
         content = read_manifest(path)
@@ -301,7 +327,8 @@ class ManifestBundle(BaseDagBundle):
             return _Entry("", unreadable=str(content.strerror)), None
         text = hashlib.sha256(content).hexdigest()
         if _digest(self._kept(text)) != text:  # or a host was lost while it was written
-            _write_kept(self._kept(text), content, path.stat().st_mode & 0o777)
+            # Airflow's own, which must read it, also where the manifest's owner may not.
+            _write_kept(self._kept(text), content, path.stat().st_mode & 0o777 | 0o600)
         return self._of_text(text, name)
 
     def _of_text(self, text: str, name: str) -> tuple[_Entry, str | None]:
@@ -580,10 +607,10 @@ def _copy_of(stub: Path, name: str) -> Path:
 
 
 def _digest(path: Path) -> str:
-    """Returns the SHA-256 of a file; empty where there is none."""
+    """Returns the SHA-256 of a file; empty where there is none that may be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return ""
 
 

@@ -33,6 +33,7 @@ from ddl_airflow.airflow_internals import (
     set_params,
 )
 from ddl_airflow.core.errors import ManifestError, ManifestInvalid, ManifestIssue
+from ddl_airflow.core.manifest.folder import label
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.rights import Rights, beyond, rights_of
 from ddl_airflow.core.manifest.rule import suggestion
@@ -145,10 +146,11 @@ def dag_from(
     _check_executors(steps, manifest)
     if rights is not None:
         steps = confined(steps, (path.parent.resolve(), *rights.paths))
+    _check_names(steps, manifest)
     failed = notifiers(manifest, "on_failure")
     with ManifestDag(
         dag_id=steps.dag_id,
-        description=manifest.model_definition.description or f"Training from {path.name}",
+        description=manifest.model_definition.description or f"Training from {label(path.name)}",
         schedule=_schedule(steps, manifest),
         start_date=_start(steps.schedule),
         catchup=steps.schedule.catchup,
@@ -260,6 +262,22 @@ def _check_place(manifest: Manifest, path: Path, rights: Rights | None) -> None:
     issues = [ManifestIssue(manifest.line_of(one.field), *one) for one in found]
     if issues:
         raise ManifestInvalid(manifest.source, issues)
+
+
+def _check_names(steps: Plan, manifest: Manifest) -> None:
+    """Of another name Airflow can make no message: with it all DAGs of the file would be lost.
+
+    Raises:
+        ManifestInvalid: the name of a folder is not UTF-8.
+    """
+    staged = steps.stage_data
+    for folder in (staged.code, *staged.not_code, *(staged.dataset.within or ())):
+        try:
+            str(folder).encode()
+        except UnicodeEncodeError:
+            message = f"works with a folder whose name is not UTF-8: {label(str(folder))}"
+            issue = ManifestIssue(0, "", message, "Rename it.")
+            raise ManifestInvalid(manifest.source, [issue]) from None
 
 
 def _check_executors(steps: Plan, manifest: Manifest) -> None:

@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 
 from ddl_airflow.core.compute import Place
 from ddl_airflow.core.manifest.digest import digest, earlier_digests
+from ddl_airflow.core.manifest.folder import label
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.sections.places import Connection, Reference
 from ddl_airflow.core.manifest.sections.schedule import Schedule
@@ -379,7 +380,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         "digest": digest(said),
         "earlier_digests": list(earlier_digests(said)),
         "dialect": manifest.dialect,
-        "file": path.name,
+        "file": label(path.name),
         **({"author": str(author)} if (author := definition.author) else {}),
     }
     scripts = _scripts(manifest)

@@ -149,13 +149,17 @@ def has_part(layout: RunLayout, step: str) -> bool:
     return (layout.kept / "lineage" / f"{step}.json").exists()
 
 
-def measured(layout: RunLayout) -> list[Measurement]:
+def measured(layout: RunLayout, trained: Mapping[str, Any] | None = None) -> list[Measurement]:
     """What train and transform know of the model's quality, in the order in which they learnt it.
+
+    Args:
+        layout: the run's.
+        trained: the result of train, from who knows it: of streamed data its part is long.
 
     Raises:
         StagingError: as ``read_part``.
     """
-    trained = read_part(layout, "train")["result"]
+    trained = read_part(layout, "train")["result"] if trained is None else trained
     return _measured(trained, read_part(layout, "transform")["result"])
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk.exceptions import AirflowFailException
 
 from ddl_airflow.airflow_internals import form_of
 from ddl_airflow.boundary import airflow_errors
@@ -94,41 +95,66 @@ class ApproveOperator(ApprovalOperator):
             )
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
-        """Called by Airflow with the answer; `upload_results` looks for what it keeps."""
-        with airflow_errors():
+        """Called by Airflow with the answer, which counts: another try would ask again, and where
+        nobody answers that, `then` of the manifest would.
+
+        Raises AirflowFailException where an approval cannot be kept for `upload_results`.
+        """
+        if event.get("chosen_options") == [self.REJECT]:
+            self._note_rejection(context, self._said(event, "rejected it"))
+        answer = super().execute_complete(context=context, event=event)
+        if event["chosen_options"] == [self.APPROVE]:
+            try:
+                self._keep_approval(context, _who(event))
+            except (DdlError, OSError) as error:
+                raise AirflowFailException(
+                    f"{self._said(event, 'approved it')}, which cannot be kept "
+                    f"({type(error).__name__}: {error}). Nothing is published. Clear approve: it "
+                    "asks again."
+                ) from None
+        return answer
+
+    def _said(self, event: Mapping[str, Any], decision: str) -> str:
+        if event.get("timedout"):
+            return f"nobody answered within {self.response_timeout}"
+        return f"{_who(event) or 'somebody'} {decision}"
+
+    def _note_rejection(self, context: Any, why: str) -> None:
+        """For the schedule, and in the run's record."""
+        try:
             layout = layout_of(context)
             begun = fixed_run(layout)
-            if event.get("chosen_options") == [self.REJECT] and begun is not None:
-                who = (event.get("responded_by_user") or {}).get("name") or "somebody"
-                why = f"{who} rejected it"
-                if event.get("timedout"):
-                    why = f"nobody answered within {self.response_timeout}"
-                reject(
-                    store_of(self.step.results),
-                    self.dag_id,
-                    layout.training_id,
-                    begun["made_of"],
-                    why,
-                )
-                self._keep(layout, context, why)
-        answer = super().execute_complete(context=context, event=event)
-        if event["chosen_options"] == [self.APPROVE] and begun is not None:
-            who = (event.get("responded_by_user") or {}).get("name")
-            with airflow_errors(), os_errors(layout.root):
-                write_part(layout, APPROVE, {"by": who})
-        return answer
+            if begun is None:
+                return
+            self._keep(layout, context, why)
+            store = store_of(self.step.results)
+            reject(store, self.dag_id, layout.training_id, begun["made_of"], why)
+        except (DdlError, OSError) as error:  # the decision counts all the same
+            said = "%s, which cannot be noted, so a schedule may train the same again: %s"
+            self.log.warning(said, why, error)
 
     def _keep(self, layout: RunLayout, context: Any, why: str) -> None:
         """Says it in the run's record, in which nobody else does: what follows is skipped."""
         outcome = {"state": "rejected", "step": self.task_id, "message": why}
         try:
             keep_so_far(layout, run_of(context), outcome)
-        except (DdlError, OSError) as unkept:  # the decision counts all the same
-            self.log.warning("the run's record does not say that it is rejected: %s", unkept)
+        except (DdlError, OSError) as error:  # nor does this hinder the rest
+            self.log.warning("%s, which the run's record does not say: %s", why, error)
+
+    def _keep_approval(self, context: Any, who: str | None) -> None:
+        layout = layout_of(context)
+        if fixed_run(layout) is not None:
+            with os_errors(layout.root):
+                write_part(layout, APPROVE, {"by": who})
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """What was decided about; called by Airflow's provider of OpenLineage."""
         return openlineage_of(self.step, self.dag_id, task_instance.get_template_context(), {})
+
+
+def _who(event: Mapping[str, Any]) -> str | None:
+    """Returns the name of the person who answered; None if nobody did."""
+    return (event.get("responded_by_user") or {}).get("name")
 
 
 def _text(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddl_airflow.airflow_internals import asset_of
@@ -26,9 +26,27 @@ class UploadResultsOperator(StepOperator):
     template_fields_renderers = {"manifest": "json"}
     ui_color = "#d9efd5"
     operator_extra_links = (ResultsLink(),)
+    _withheld: Sequence[Any] = ()
 
     @classmethod
     def own_state(cls, dag_id: str, own: Mapping[str, Any]) -> dict[str, Any]:
         """Besides, the asset."""
         outlets = [asset_of(f"{own['step'].results.uri}/{dag_id}")]
         return {**super().own_state(dag_id, own), "outlets": outlets}
+
+    def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
+        """Besides, keeps the outlet from Airflow until the task runs.
+
+        Airflow lets no task begin whose outlet no DAG has any more, as where the manifest has got
+        another place for its results while this run trained. Once it has ended, Airflow only warns
+        of that, and tells nobody of the model.
+        """
+        super().render_template_fields(context, jinja_env)
+        if self.outlets:
+            self._withheld, self.outlets = self.outlets, []
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Runs the step, with its outlet again."""
+        if self._withheld:
+            self.outlets, self._withheld = [*self._withheld], ()
+        return super().execute(context)

@@ -161,7 +161,7 @@ def app() -> FastAPI:
                 "jobs": read_jobs(layout, files),
                 "communication": read_communication(layout, files),
                 "checkpoints": read_checkpoints(layout),
-                "measurements": read_measurements(layout),
+                "measurements": read_measurements(layout, record, lineages),
                 "facts": facts(record),
                 "logs": ranks_with_logs(layout.logs),
                 "tensorboard": tensorboard(),

@@ -18,7 +18,7 @@ from ddl_airflow.core.beneath import check_folder, open_beneath, read_object
 from ddl_airflow.core.errors import FileRefused, StagingError
 from ddl_airflow.core.job import LAST_OF_SIGNALS
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.metrics import Measurement, newest
+from ddl_airflow.core.metrics import COMMAND, SAMPLE, Measurement, newest
 from ddl_airflow.core.progress import Progress
 from ddl_airflow.lineage.record import LINEAGE, SO_FAR, has_part, measured, read_part
 from ddl_airflow.plugin.unchanged import Budget, Unchanged
@@ -29,6 +29,8 @@ _MOST_JOBS = 1000
 # Bytes: of one file of a rank, whose message and traceback may be long, and of all for one answer.
 _MOST_OF_RANK = 4 * 2**20
 _MOST_OF_RANKS = 64 * 2**20
+# Of what lists each object of the data: some 400,000.
+_MOST_OF_LINEAGE = 64 * 2**20
 _MOST_CHECKPOINTS = 50
 _MOST_ENTRIES = 10_000
 # Of the progress, for what is left: the lines of some minutes.
@@ -99,20 +101,45 @@ def facts(record: Mapping[str, Any]) -> dict[str, Any]:
     return told
 
 
-def read_measurements(layout: RunLayout) -> list[dict[str, Any]]:
+def read_measurements(
+    layout: RunLayout, record: Mapping[str, Any], files: Unchanged | None = None
+) -> list[dict[str, Any]]:
     """What the run's steps have measured of the model, the newest of each metric; no steps, none.
 
     Each has ``metric``, ``value`` (a number, or "NaN" and the like) and ``measured_on``.
+
+    Args:
+        layout: the run's.
+        record: as ``read_record`` gives it.
+        files: what was read before.
     """
     try:
         if has_part(layout, "evaluate"):
             told = read_part(layout, "evaluate")["result"]["measurements"]
             known = [Measurement.load(one) for one in told]
+        elif has_part(layout, "train"):
+            known = measured(layout, _trained(layout, record, files or Unchanged()))
         else:
-            known = measured(layout)
+            return []  # no step has come so far, or one has begun again
         return [one.dump() | {"measured_on": one.measured_on} for one in newest(known).values()]
     except (StagingError, OSError, LookupError, TypeError, ValueError, AttributeError):
-        return []  # no step has come so far; or it is of another version of ours
+        return []  # it is of another version of ours, or another step is to come
+
+
+def _trained(layout: RunLayout, record: Mapping[str, Any], files: Unchanged) -> Mapping[str, Any]:
+    """What train measured. Its own part lists each object of streamed data, and may be long."""
+    told = mapping(record.get("result")).get("measurements")
+    if isinstance(told, list):
+        later = (SAMPLE, COMMAND)  # by transform and evaluate, which may have begun again
+        own = [one for one in told if mapping(one).get("source") not in later]
+        return {"metrics": {}, "measurements": own}
+    path = layout.kept / "lineage" / "train.json"
+    return files.read(path, layout.workspace, _result_alone, most_bytes=_MOST_OF_LINEAGE)
+
+
+def _result_alone(part: Mapping[str, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = part["result"]
+    return {name: result[name] for name in ("metrics", "measurements") if name in result}
 
 
 def read_failure(layout: RunLayout) -> dict[str, Any] | None:

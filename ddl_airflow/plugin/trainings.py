@@ -157,5 +157,6 @@ def _metrics(layout: RunLayout, result: Mapping[str, Any]) -> Mapping[str, Any]:
     known, told = dict(mapping(result.get("metrics"))), result.get("measurements")
     sources = [mapping(one).get("source") for one in told] if isinstance(told, list) else []
     if result.get("accuracy") is not None and SAMPLE not in sources:
-        return known | {one["metric"]: one["value"] for one in read_measurements(layout)}
+        measured = read_measurements(layout, {"result": result})
+        return known | {one["metric"]: one["value"] for one in measured}
     return known

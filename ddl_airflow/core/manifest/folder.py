@@ -78,14 +78,21 @@ def may_be_read(path: Path) -> bool:
 def read_manifest(path: Path) -> bytes | OSError | None:
     """Returns a manifest's bytes, why they cannot be read, or None where it is no manifest.
 
-    Of a file that is too large only the first bytes: enough for the loader to say so.
+    Of a file that is too large only the first bytes: enough for the loader to say so. A pipe that
+    has taken the place of a file is none, and is not waited for.
     """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_not_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
         return error if looks_like_manifest(path.name, "") else None
     return content if looks_like_manifest(path.name, content.decode("utf-8", "replace")) else None
+
+
+def _not_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def state_of(path: Path) -> tuple[int, ...]:

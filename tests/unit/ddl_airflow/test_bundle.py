@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 
 import airflow.settings
+import msgspec
 import pytest
 from airflow.configuration import conf
 from airflow.dag_processing.bundles.base import BundleVersion
@@ -531,7 +532,9 @@ def test_nothing_is_parsed_again_and_again_for_what_airflow_does_not_watch(
 
 
 @pytest.mark.parametrize("state", ["running", "queued"])
-@pytest.mark.parametrize("change", ["deleted", "renamed", "broken", "claimed", "another id"])
+@pytest.mark.parametrize(
+    "change", ["deleted", "renamed", "broken", "no DAG", "claimed", "another id"]
+)
 def test_a_dag_with_open_runs_stays_until_they_have_ended(
     bundle, make_bundle, folder, write_manifest, runs, change, state
 ):
@@ -549,6 +552,8 @@ def test_a_dag_with_open_runs_stays_until_they_have_ended(
         path.rename(path.with_name("other.yml"))
     elif change == "broken":
         path.write_text(path.read_text() + "no_field: 1\n")
+    elif change == "no DAG":  # what only this Airflow can tell
+        path.write_text(path.read_text().replace("'@daily'", "{timetable: no.Where}"))
     elif change == "claimed":
         write_manifest(folder / "three", "first")
     else:
@@ -565,7 +570,7 @@ def test_a_dag_with_open_runs_stays_until_they_have_ended(
             assert ("goes when its open runs have ended" in dag.doc_md) is gone
             assert (dag.schedule is None) is gone
             broken = [error for error in parsed(again).values() if isinstance(error, str)]
-            assert len(broken) == {"broken": 1, "claimed": 2}.get(change, 0)
+            assert len(broken) == {"broken": 1, "no DAG": 1, "claimed": 2}.get(change, 0)
             assert {d.dag_id for d in dags} == {
                 *("first",),
                 *([] if change == "deleted" else ["second"]),
@@ -578,6 +583,27 @@ def test_a_dag_with_open_runs_stays_until_they_have_ended(
     if change == "renamed":
         assert left["first"].relative_fileloc == "one/other.yml.py"
     assert not list(again.path.rglob(".was-*"))
+
+
+def test_the_error_of_a_manifest_with_open_runs_stays(bundle, folder, write_manifest, runs):
+    """It is filed under the manifest, which is no file to Airflow: at the bundle's next version
+    Airflow deletes it, until the stub is parsed again.
+    """
+    for name in ("one", "two", "three"):
+        write_manifest(folder / name, name)
+    bundle.refresh()
+    runs("one", "running")
+    path = folder / "one" / "manifest.yml"
+    path.write_text(path.read_text() + "no_field: 1\n")
+    bundle.refresh()
+    before = identities(bundle)
+    bundle.refresh()
+    assert identities(bundle) == before  # there is no other version
+    write_manifest(folder / "two", "two", command="python train.py --more")
+    bundle.refresh()
+    after = identities(bundle)
+    changed = {name for name in after if after[name] != before[name]}
+    assert changed == {"one/manifest.yml.py", "two/manifest.yml.py"}
 
 
 def test_a_place_that_another_manifest_has_taken_is_its_own(bundle, folder, write_manifest, runs):
@@ -764,6 +790,19 @@ def test_copies_are_as_private_as_the_manifest(bundle, folder, literal_keys):
     assert holding == []
 
 
+def test_airflow_may_read_its_copies_whatever_the_manifests_owner_may(
+    bundle, folder, write_manifest, literal_keys
+):
+    write_manifest(folder / "open", "first").chmod(0o044)
+    (folder / "manifest.yml").write_text(literal_keys[0])
+    (folder / "manifest.yml").chmod(0o004)
+    bundle.refresh()
+    files = [path for path in bundle.base_dir.rglob("*") if path.is_file()]
+    assert [path for path in files if not path.stat().st_mode & 0o400] == []
+    found = parsed(bundle)
+    assert {dag.dag_id for dag in found.values()} == {"first", "literal"}
+
+
 @pytest.mark.parametrize("umask", [0o022, 0o000])
 def test_keys_are_on_disk_as_private_as_the_manifest_from_the_first_byte(
     bundle, folder, literal_keys, monkeypatch, umask
@@ -895,6 +934,27 @@ def test_what_cannot_be_read_is_an_error_of_its_own(bundle, folder, write_manife
     assert "bad/manifest.yml: cannot be read" in found["bad/manifest.yml.py"]
 
 
+def test_a_pipe_that_takes_the_place_of_a_manifest_is_not_waited_for(
+    bundle, folder, write_manifest, monkeypatch
+):
+    """Just when it is opened: whoever may write there could stop all DAGs."""
+    write_manifest(folder / "good", "first")
+    os.mkfifo(folder / "manifest.yml")
+    monkeypatch.setattr("ddl_airflow.core.manifest.folder.may_be_read", lambda _: True)
+
+    def waited(*_):
+        pytest.fail("it is waited for")
+
+    before = signal.signal(signal.SIGALRM, waited)
+    signal.alarm(10)
+    try:
+        bundle.refresh()
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert list(parsed(bundle)) == ["good/manifest.yml.py"]
+
+
 def test_a_folder_that_cannot_be_searched_is_an_error_of_its_own(bundle, folder, write_manifest):
     write_manifest(folder / "good", "first")
     here = os.open(folder, os.O_RDONLY)
@@ -937,12 +997,25 @@ def test_odd_names_are_names(bundle, folder, write_manifest, name):
     for stub, dag in found.items():
         stub.encode()  # a database takes it
         assert len(stub) < 600 and stub.isprintable()
-        DagSerialization.to_dict(dag)
+        # As the process that parses hands it on; what fails there is lost without a word.
+        msgspec.msgpack.encode(DagSerialization.to_dict(dag))
     path.write_text("learners: 0\n")
     bundle.refresh()
     (error,) = [one for one in parsed(bundle).values() if isinstance(one, str)]
     error.encode()
     assert all(line.isprintable() for line in error.splitlines())
+
+
+def test_a_folder_whose_name_is_no_text_is_an_error_of_its_own(bundle, folder, write_manifest):
+    """Airflow's messages are UTF-8, and the scripts' path is in them."""
+    write_manifest(folder / "good", "first")
+    write_manifest(folder / os.fsdecode(b"bad-\xff"), "second")
+    bundle.refresh()
+    found = parsed(bundle)
+    assert found.pop("good/manifest.yml.py").dag_id == "first"
+    (error,) = found.values()
+    assert "manifest.yml: works with a folder whose name is not UTF-8: " in error
+    assert r"/bad-\udcff. Rename it." in error
 
 
 def test_a_folder_that_is_gone_takes_no_dag_with_it(bundle, folder, write_manifest):

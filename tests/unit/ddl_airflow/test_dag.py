@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import shlex
 import shutil
@@ -11,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from airflow.configuration import AirflowConfigParser
 from airflow.dag_processing.dagbag import BundleDagBag
@@ -375,6 +377,25 @@ def test_a_manifest_that_none_of_our_rules_foresaw_takes_no_other_along(
     dags = dags_from(tmp_path)
     assert good_in(dags) == ["good"]
     assert "RecursionError: maximum" in said_by(broken_in(dags)[f"{path.parent.name}/{path.name}"])
+
+
+def test_names_that_are_no_text_take_no_other_along(tmp_path, write_manifest):
+    """All DAGs of a loader are in one message, which is UTF-8."""
+    write_manifest(tmp_path / "good", "good")
+    odd = write_manifest(tmp_path / "file", "odd")
+    odd.rename(odd.with_name(os.fsdecode(b"manifest-\xff.yml")))
+    write_manifest(tmp_path / os.fsdecode(b"folder-\xff"), "in-odd")
+    write_manifest(tmp_path / "linked", "linked")
+    (tmp_path / "linked" / "data").symlink_to(tmp_path / os.fsdecode(b"folder-\xff"))
+    dags = dags_from(tmp_path)
+    assert good_in(dags) == ["good", "odd"]
+    for dag_id in ("good", "odd"):
+        msgspec.msgpack.encode(DagSerialization.to_dict(dags[dag_id]))
+    broken = broken_in(dags)
+    assert sorted(broken) == [r"folder-\udcff/manifest.yml", "linked/manifest.yml"]
+    for name, dag in broken.items():
+        said = f"{name}: works with a folder whose name is not UTF-8: {tmp_path}/folder-\\udcff"
+        assert said_by(dag) == f"{said}. Rename it."
 
 
 def test_evaluation_and_approval_stand_before_the_upload(tmp_path, write_manifest):

@@ -48,7 +48,7 @@ MAY_IMPORT = {
     },
     "manifest_file": {"core", "manifest_dag"},
     "dag": {"airflow_internals", "core", "manifest_dag", "manifest_file"},
-    "bundle": {"airflow_internals", "core", "dag"},
+    "bundle": {"airflow_internals", "core", "dag", "manifest_file"},
     "importer": {"airflow_internals", "bundle", "core", "manifest_file"},
     "plugin": {"airflow_internals", "core", "site", "lineage", "hooks", "links"},
     "demo": {"core", "storage", "launchers", "lineage"},

@@ -20,6 +20,7 @@ from airflow.utils.state import DagRunState
 from airflow.utils.types import DagRunTriggeredByType, DagRunType
 from sqlalchemy import select
 
+from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import ApproveStep, StoreReference
 from ddl_airflow.lineage.record import fix_run
@@ -70,8 +71,15 @@ def test_the_form_shows_what_the_run_trained_with(asked, workspace, context_of):
     ]
 
 
-def test_a_rejection_is_in_the_runs_record(workspace, context_of, tmp_path, monkeypatch):
-    monkeypatch.setattr(ApprovalOperator, "execute_complete", lambda *_, **__: None)
+@pytest.fixture
+def decided(workspace, context_of, tmp_path, monkeypatch):
+    """decided(option) -> what Airflow's own operator got of that answer; and the run's folder."""
+    acted_on = []
+
+    def act(_self, context, event):
+        acted_on.append(event)
+
+    monkeypatch.setattr(ApprovalOperator, "execute_complete", act)
     reference = StoreReference((tmp_path / "results").as_uri())
     with DAG("digits", schedule=None):
         step = ApproveStep(results=reference)
@@ -81,10 +89,47 @@ def test_a_rejection_is_in_the_runs_record(workspace, context_of, tmp_path, monk
     layout = RunLayout(workspace, "digits", training_of("digits", run_id))
     layout.create()
     fix_run(layout, run_id, {"parameters": {}}, {})
-    answer = {"chosen_options": ["Reject"], "responded_by_user": {"name": "ada"}}
-    task.execute_complete(context, answer)
+
+    def decide(option):
+        answer = {"chosen_options": [option], "responded_by_user": {"name": "ada"}}
+        task.execute_complete(context, answer)
+        assert acted_on == [answer]
+
+    return decide, layout
+
+
+def test_a_rejection_is_in_the_runs_record(decided):
+    decide, layout = decided
+    decide("Reject")
     outcome = json.loads((layout.kept / "record.json").read_text())["outcome"]
     assert outcome == {"state": "rejected", "step": "approve", "message": "ada rejected it"}
+
+
+@pytest.mark.parametrize("away", ["store_of", "layout_of", "fixed_run", "keep_so_far"])
+def test_a_rejection_counts_whatever_cannot_be_reached(decided, monkeypatch, capsys, away):
+    """Another try would ask again, and nobody may answer in time; then `then` counts."""
+
+    def fails(*_):
+        raise StagingError("the store is away", retryable=True)
+
+    monkeypatch.setattr(f"ddl_airflow.operators.approve.{away}", fails)
+    decide, layout = decided
+    decide("Reject")
+    assert "ada rejected it" in capsys.readouterr().out
+    assert (layout.kept / "record.json").exists() is (away == "store_of")
+
+
+@pytest.mark.parametrize("away", ["layout_of", "write_part"])
+def test_an_approval_that_cannot_be_kept_is_not_asked_for_again_in_silence(
+    decided, monkeypatch, away
+):
+    def fails(*_):
+        raise StagingError("the disk is full", retryable=True)
+
+    monkeypatch.setattr(f"ddl_airflow.operators.approve.{away}", fails)
+    decide, _ = decided
+    with pytest.raises(AirflowFailException, match="ada approved it.* the disk is full.*Clear app"):
+        decide("Approve")
 
 
 class Form:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from airflow.sdk.api.datamodels._generated import AssetProfile
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
@@ -23,6 +24,7 @@ from airflow.sdk.exceptions import (
     DownstreamTasksSkipped,
     ParamValidationError,
 )
+from airflow.sdk.execution_time.comms import InactiveAssetsResult
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -667,6 +669,25 @@ def test_why_a_pointer_stays_is_said(trained, tmp_path, capsys):
     assert "latest.json goes on naming road-39/a-1: it named this one before " in said
     why = "it named this one before, and somebody went back from it"
     assert f"production.json goes on naming {first}: {why}" in said
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_model_is_published_also_where_the_manifest_has_another_place_by_now(
+    trained, run_task, edited
+):
+    """Then nothing that Airflow knows has this run's outlet any more, and it is not active."""
+    dag, _, layout = trained
+    task = dag.get_task("upload_results")
+    (outlet,) = task.outlets
+    gone = [AssetProfile(name=outlet.name, uri=outlet.uri, type="Asset")] if edited else []
+    answers = {"ValidateInletsAndOutlets": lambda _: InactiveAssetsResult(inactive_assets=gone)}
+    done = run_task(task, answers=answers)
+    assert done.state == "success", done.error
+    told = done.message("SucceedTask")
+    assert [one.uri for one in told.task_outlets] == [outlet.uri]
+    (event,) = told.outlet_events
+    assert event["extra"]["training_id"] == layout.training_id
+    assert task.outlets == [outlet]
 
 
 def test_data_and_results_beside_the_scripts_are_no_code(trained):

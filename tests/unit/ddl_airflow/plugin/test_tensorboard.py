@@ -505,6 +505,41 @@ def test_an_address_starts_it_again(app, layout):
     client.post("/ddl/tensorboard-of/none/run").json()["detail"].index("no event files so far")
 
 
+def test_boards_that_take_long_to_start_keep_nobody_from_the_page(app, monkeypatch):
+    from ddl_airflow.plugin import bounded
+    from ddl_airflow.plugin.tensorboard import TensorBoards
+
+    hangs, inside = threading.Event(), []
+
+    def starts(*_):
+        inside.append(None)
+        hangs.wait()
+
+    monkeypatch.setattr(TensorBoards, "start", starts)
+    monkeypatch.setattr(bounded, "_PATIENCE_S", 0.5)
+
+    async def asked():
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://unit") as client:
+            start = "/ddl/tensorboard-of/digits/run"
+            waiting = [asyncio.create_task(client.post(start)) for _ in range(8)]
+            while len(inside) < 8:
+                await asyncio.sleep(0.05)
+            told = await client.get("/ddl/about/digits/run")
+            one_more = await client.post(start)
+            hangs.set()
+            return told, one_more, await asyncio.gather(*waiting)
+
+    try:
+        told, one_more, started = asyncio.run(asyncio.wait_for(asked(), within(30)))
+    finally:
+        hangs.set()
+    assert told.status_code == 200
+    assert {one.status_code for one in started} == {200}
+    assert one_more.status_code == 503
+    assert "8 requests wait for a TensorBoard to start" in one_more.json()["detail"]
+
+
 def test_who_may_not_read_the_logs_starts_none(workspace, layout):
     from fastapi.testclient import TestClient
 

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -666,11 +667,58 @@ def test_the_metric_of_a_line_is_the_one_of_the_page(workspace, trainings):
     sections = {"train": {"result": trained}, "transform": {"result": formed}}
     made = kept(workspace, "a", "one", {"state": "published"}, **sections)
     assert [line["metrics"] for line in trainings()] == [{"accuracy": 0.5}]
-    assert read_measurements(made)[0]["value"] == 0.5
+    assert read_measurements(made, training.read_record(made))[0]["value"] == 0.5
     # As an earlier version of ours wrote it.
     path = made.kept / "record.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"result": trained | formed}))
     assert [line["metrics"] for line in trainings()] == [{"accuracy": 0.5}]
+
+
+def test_the_list_of_streamed_data_is_not_read_for_what_was_measured(
+    workspace, client, monkeypatch
+):
+    """It may be of millions of objects, and the page asks every 2 seconds."""
+    listing = [{"key": f"{n}.png", "size": 1} for n in range(1000)]
+    loss = {"metric": "loss", "value": 0.5, "source": "training"}
+    trained = {"metrics": {"loss": 0.5}, "measurements": [loss]}
+    sections = {
+        "train": {"dataset": {"listing": listing}, "result": trained},
+        "transform": {"result": {"accuracy": 0.75, "sample": "x.npz", "rows": 8}},
+    }
+    made = kept(workspace, "a", "r", {"state": "running", "step": "transform"}, **sections)
+    path = made.kept / "lineage" / "train.json"
+    os.utime(path, (1, 1))
+    read, looked = unchanged.read_object, []
+
+    def counted(path, *limits):
+        looked.extend([path] if path.name == "train.json" else [])
+        return read(path, *limits)
+
+    for module in (training, unchanged, sys.modules[write_part.__module__]):
+        monkeypatch.setattr(module, "read_object", counted)
+
+    def values():
+        told = client.get("/about/a/r").json()["measurements"]
+        return {one["metric"]: one["value"] for one in told}
+
+    assert values() == values() == {"loss": 0.5, "accuracy": 0.75}
+    assert looked == []
+    # What evaluate said of it before it began again is in the record until it has ended.
+    path_of_record = made.kept / "record.json"
+    whole = json.loads(path_of_record.read_text())
+    whole["result"]["measurements"].append({"metric": "f1", "value": 1.0, "source": "command"})
+    path_of_record.write_text(json.dumps(whole))
+    assert values() == {"loss": 0.5, "accuracy": 0.75}
+    # An earlier version of ours kept no record so far.
+    path_of_record.unlink()
+    assert values() == values() == {"loss": 0.5, "accuracy": 0.75}
+    assert looked == [path]
+    # Of what is larger still nothing is shown.
+    monkeypatch.setattr(training, "_MOST_OF_LINEAGE", 1000)
+    path.write_text(path.read_text() + " ")
+    assert values() == {}
+    drop_parts(made, "train")
+    assert values() == {}
 
 
 @pytest.fixture
