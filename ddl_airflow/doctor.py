@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from airflow import __version__ as airflow_version
-from airflow.configuration import AIRFLOW_HOME, conf
+from airflow.configuration import AIRFLOW_CONFIG, AIRFLOW_HOME, conf
 from airflow.exceptions import AirflowConfigException
 
 from ddl_airflow.core.errors import DdlError, SettingInvalid
@@ -83,7 +83,7 @@ def examine() -> Iterator[Finding]:
 
 
 def _of_settings_file() -> Iterator[Finding]:
-    path = Path(AIRFLOW_HOME, "airflow.cfg")
+    path = Path(AIRFLOW_CONFIG)
     if path.exists() and path.stat().st_mode & stat.S_IROTH:
         yield Finding(
             State.OPEN,

@@ -6,16 +6,26 @@ from pathlib import Path
 
 from airflow.configuration import AIRFLOW_HOME, conf
 
+from ddl_airflow.core.errors import SettingInvalid
 from ddl_airflow.core.layout import training_id
 from ddl_airflow.storage.site import workspace_id
 
 
 def workspace() -> Path:
-    """The site's workspace: ``[ddl] workspace``."""
+    """The site's workspace: ``[ddl] workspace``.
+
+    Raises:
+        SettingInvalid: it is relative, and ranks have another working directory than Airflow.
+    """
     configured = conf.get("ddl", "workspace", fallback="")
-    if configured:
-        return Path(configured).expanduser()
-    return Path(AIRFLOW_HOME) / "ddl"
+    if not configured:
+        return Path(AIRFLOW_HOME) / "ddl"
+    folder = Path(configured).expanduser()
+    if not folder.is_absolute():
+        raise SettingInvalid(
+            f"[ddl] workspace is {configured}, which is relative. Write an absolute path."
+        )
+    return folder
 
 
 def training_of(dag_id: str, run_id: str, *, make: bool = True) -> str:

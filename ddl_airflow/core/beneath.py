@@ -98,7 +98,8 @@ def read_object(path: Path, root: Path, most_bytes: int = _MOST_BYTES) -> dict[s
 
 
 def write_beneath(path: Path, root: Path, content: bytes) -> None:
-    """Writes a file whole or not at all; a link that is there is replaced, not followed.
+    """Writes a file whole or not at all, also where the host crashes; a link that is there is
+    replaced, not followed.
 
     Raises:
         FileRefused: a part of the path to the file's folder is a link, or no folder.
@@ -111,6 +112,8 @@ def write_beneath(path: Path, root: Path, content: bytes) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(new, flags, 0o666, dir_fd=folder), "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(new, path.name, src_dir_fd=folder, dst_dir_fd=folder)
 
 

@@ -296,14 +296,17 @@ class RunLayout:
         return (self.code, self.result, self.checkpoints, self.logs, self.state, self.kept, *named)
 
     def create(self) -> None:
-        """Makes the folders of the run, and gives them their rights."""
+        """Makes the folders of the run, and gives them their rights.
+
+        Raises:
+            SettingInvalid: ranks of another user cannot come to them.
+        """
         make_workspace(self.workspace)
         if self.ranks_group is None:
             for folder in self.folders:
                 folder.mkdir(parents=True, exist_ok=True)
             return
-        # Others may go through, also where the site made it; beneath it, they may not even list.
-        self.workspace.chmod(stat.S_IMODE(self.workspace.stat().st_mode) | 0o001)
+        self._let_others_through()
         self.cache.mkdir(exist_ok=True)
         self.cache.chmod(_OURS)
         runs, shared = self.root.parent.parent, experiments(self.workspace)
@@ -331,6 +334,23 @@ class RunLayout:
             make_folder(self.experiment, self.workspace, self.ranks_group)
         else:
             self.experiment.mkdir(_OURS, exist_ok=True)
+
+    def _let_others_through(self) -> None:
+        """Through the workspace, also where the site made it; beneath it, they may not even list.
+
+        Raises:
+            SettingInvalid: they may not, and it is another user's.
+        """
+        found = self.workspace.stat()
+        if found.st_mode & stat.S_IXOTH:
+            return
+        try:
+            self.workspace.chmod(stat.S_IMODE(found.st_mode) | stat.S_IXOTH)
+        except PermissionError:
+            raise SettingInvalid(
+                f"[ddl] run_ranks_as: {self.workspace} belongs to user id {found.st_uid}, and the "
+                f"ranks' user may not go through it. As its owner: chmod o+x {self.workspace}"
+            ) from None
 
     def open_to_ranks(self) -> None:
         """Lets the user that ranks run as into the run's folders, if it is another."""

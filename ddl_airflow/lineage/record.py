@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, partial
@@ -279,10 +280,12 @@ def begun_with(layout: RunLayout) -> dict[str, Any]:
     """What ``begin_training`` kept, made_of and went_on_from; nothing if ranks were never
     started.
     """
-    try:
-        return read_object(layout.kept / _TRAINING, layout.workspace)
-    except FileNotFoundError:
-        return {}
+    path = layout.kept / _TRAINING
+    with suppress(FileNotFoundError):
+        # Empty: of an earlier version of ours, whose host crashed before it was on disk.
+        if path.lstat().st_size:
+            return read_object(path, layout.workspace)
+    return {}
 
 
 def has_begun_training(layout: RunLayout) -> bool:

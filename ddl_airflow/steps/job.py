@@ -330,7 +330,7 @@ def kept_job(path: Path) -> StartedJob | None:
         return StartedJob.load(read_object(path, path.parent.parent))
     except FileNotFoundError:
         return None
-    except (KeyError, TypeError, ValueError) as error:
+    except (FileRefused, KeyError, TypeError, ValueError) as error:
         raise LaunchError(
             f"{path} does not say which job runs for the training ({type(error).__name__}: "
             f"{error}). End what runs of it, and delete the file.",

@@ -220,7 +220,7 @@ class Train(ScriptTry[TrainStep]):
         # The first try after the clearing may have ended before it came to this.
         try:
             ended_in = int(read_beneath(self.layout.trained_in, self.layout.workspace))
-        except FileNotFoundError:  # of an earlier version of ours
+        except (FileNotFoundError, ValueError):  # of an earlier version of ours: none, or empty
             return False
         return ended_in <= self.context.try_number - self.context.tries
 

@@ -540,10 +540,14 @@ def _resumed(blob: Path) -> Path:
 
 def _make_writable(part: Path) -> None:
     """Lets its owner go on with what is read-only because a stager was killed just before it became
-    a blob.
+    a blob. Another user's goes: only its owner may make it read-only in the end.
     """
-    with suppress(FileNotFoundError, PermissionError):  # the latter: of another user
+    try:
         part.chmod(stat.S_IMODE(part.stat().st_mode) | stat.S_IWUSR)
+    except FileNotFoundError:
+        pass
+    except PermissionError:
+        _remove(part)
 
 
 def _opened(path: str | os.PathLike[str]) -> BinaryIO:

@@ -56,6 +56,7 @@ from ddl_airflow.storage.store import (
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.1
 _MOST_OF_A_NAME = 1000
+_LONGEST_NAME = 255  # of a file, in bytes
 _MOST_REMOVED = 100  # times that a folder goes between being made and being written to
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
@@ -100,7 +101,10 @@ def os_errors(path: Path, needed: int = 0) -> Iterator[None]:
 
 def lock_of(folder: Path) -> Path:
     """The file that ``alone_in`` locks, and others who know it."""
-    return folder.parent / f".{folder.name}.lock"
+    most = _LONGEST_NAME - len("." + ".lock")
+    # The end of a training's id tells it from others; not so its beginning.
+    name = os.fsdecode(os.fsencode(folder.name)[-most:])
+    return folder.parent / f".{name}.lock"
 
 
 @contextmanager

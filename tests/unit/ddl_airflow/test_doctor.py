@@ -13,7 +13,7 @@ from ddl_airflow.doctor import State, examine
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "AIRFLOW_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor, "AIRFLOW_CONFIG", str(tmp_path / "airflow.cfg"))
     monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", str(tmp_path / "w"))
     return tmp_path
 
@@ -42,6 +42,19 @@ def test_what_others_can_read_is_said(home):
     (home / "airflow.cfg").chmod(0o600)
     (home / "w").chmod(0o711)
     assert found("workspace")[0] is State.OK
+    assert "airflow.cfg" not in [one.what for one in examine()]
+
+
+def test_settings_elsewhere_that_others_can_read_are_said(home, monkeypatch):
+    """AIRFLOW_CONFIG names the file."""
+    settings = home / "etc" / "ours.cfg"
+    settings.parent.mkdir()
+    settings.touch(mode=0o644)
+    monkeypatch.setattr(doctor, "AIRFLOW_CONFIG", str(settings))
+    state, said = found("airflow.cfg")
+    assert state is State.OPEN and f"chmod o-r {settings}" in said
+    (home / "airflow.cfg").touch(mode=0o644)  # which nobody uses
+    settings.chmod(0o600)
     assert "airflow.cfg" not in [one.what for one in examine()]
 
 
@@ -75,6 +88,15 @@ def test_a_workspace_that_cannot_be_made_is_wrong(home, monkeypatch, place, said
     state, found_said = found("workspace")
     assert state is State.WRONG
     assert said in found_said and "[ddl] workspace" in found_said
+
+
+def test_a_relative_workspace_is_wrong(home, monkeypatch):
+    """Ranks work in a folder of their own, and would look for it there."""
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", "w")
+    state, said = found("workspace")
+    assert state is State.WRONG
+    assert "[ddl] workspace is w, which is relative. Write an absolute path." in said
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -92,6 +92,22 @@ def test_writing_replaces_a_link_and_does_not_follow_it(run, tmp_path):
     assert (tmp_path / "victim").read_text() == "secret"
 
 
+def test_what_is_written_is_on_disk_before_it_takes_its_place(run, monkeypatch):
+    """A host that crashes just after leaves no empty file."""
+    done = []
+
+    def fsync(descriptor):
+        assert os.fstat(descriptor).st_size == 3  # not in a buffer of Python's
+        done.append("fsync")
+
+    replace = os.replace
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", lambda *a, **k: [done.append("replace"), replace(*a, **k)])
+    write_beneath(run / "state", run, b"new")
+    assert done == ["fsync", "replace"]
+    assert (run / "state").read_text() == "new"
+
+
 @pytest.mark.parametrize("content", ["[" * 100_000, "1" * 5000, "[1]", "{", "\xff", "x" * 100])
 def test_what_is_no_json_object_is_refused_by_name(run, content):
     (run / "odd.json").write_text(content, "latin-1")

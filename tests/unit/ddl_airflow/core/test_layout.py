@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddl_airflow.core.errors import FileRefused
+from ddl_airflow.core.errors import FileRefused, SettingInvalid
 from ddl_airflow.core.layout import REMOVING, RunLayout, is_experiment, training_id
 
 RUN = "manual__2026-11-20T20:15:00.123456+00:00"
@@ -135,6 +135,21 @@ def test_a_training_starts_again_though_its_ranks_left_what_nobody_else_may_dele
             os.seteuid(trainer.uid)
         left = [path.name for path in layout.root.glob(".*")]
     assert len(left) == 2 and all(name.startswith(REMOVING) for name in left)
+
+
+def test_ranks_of_another_user_go_through_a_workspace_that_is_not_airflows_own(trainer):
+    """An administrator has made it, with the rights that they need."""
+    workspace = trainer.place / "w"
+    workspace.mkdir()
+    os.chown(workspace, 0, trainer.gid)
+    layout = RunLayout(workspace, "mnist", "mnist-1", ranks_group=trainer.gid)
+    workspace.chmod(0o2770)
+    with trainer.acting(), pytest.raises(SettingInvalid, match=f"chmod o\\+x {workspace}"):
+        layout.create()
+    workspace.chmod(0o2771)
+    with trainer.acting():
+        layout.create()
+    assert layout.result.is_dir() and stat.S_IMODE(workspace.stat().st_mode) == 0o2771
 
 
 @pytest.fixture

@@ -157,6 +157,12 @@ def test_checkpoints_of_other_data_are_not_gone_on_with(staged, layout, tmp_path
     assert staged(4, 3) == "1 found\n"
 
 
+def test_a_note_that_a_crash_of_the_host_left_empty_keeps_nobody_from_going_on(staged, layout):
+    assert staged(1, fails=True) == "0 found\n"
+    (layout.kept / "training.json").write_bytes(b"")
+    assert staged(2, 1) == "1 found\n"
+
+
 def test_it_is_kept_what_made_the_checkpoints_that_a_training_goes_on_from(
     staged, layout, tmp_path
 ):
@@ -632,8 +638,11 @@ def test_a_cleared_training_starts_again_though_its_first_try_never_came_to_it(
     layout.trained_in.unlink()
     task().execute(context_of("training", 5, 5))
     assert said() == "found 2"
+    layout.trained_in.write_bytes(b"")  # or whose host crashed
+    task().execute(context_of("training", 6, 6))
+    assert said() == "found 3"
     layout.trained_in.unlink()
-    task().execute(context_of("training", 6, 7))
+    task().execute(context_of("training", 7, 8))
     assert said() == "found 0"
 
 

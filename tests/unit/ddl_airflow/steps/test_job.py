@@ -26,7 +26,7 @@ from ddl_airflow.core.job import JobState, JobStatus, RankFailure
 from ddl_airflow.launchers.fake import FakeLauncher
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.steps import job as steps_job
-from ddl_airflow.steps.job import RunningJob, ScheduledJob, may_run
+from ddl_airflow.steps.job import RunningJob, ScheduledJob, kept_job, may_run
 from tests.limits import within
 from tests.unit.ddl_airflow.conftest import FakeScheduler
 
@@ -651,3 +651,14 @@ def test_the_trace_of_a_graph_does_not_bury_what_a_person_needs(job, said, faile
             f"… TensorFlow's trace of the graph is in {path}",
             "Barrier: give all ranks as many steps.",
         ]
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"handle": 1}'])
+def test_a_note_that_names_no_job_says_what_to_do(tmp_path, content):
+    """Empty: the host has crashed before it was on disk."""
+    note = tmp_path / "run" / "job.json"
+    note.parent.mkdir()
+    note.write_text(content)
+    with pytest.raises(LaunchError, match="End what runs of it, and delete the file") as raised:
+        kept_job(note)
+    assert str(note) in str(raised.value) and not raised.value.retryable

@@ -449,6 +449,35 @@ def test_who_is_killed_at_the_very_end_keeps_nobody_but_root_from_going_on(
     assert files_below(place / "cache" / "blobs") == [cache.path(store, obj)]
 
 
+def test_what_a_killed_stager_left_keeps_no_other_user_of_the_cache_from_the_object(
+    pieces, trainer, monkeypatch
+):
+    """Workers of two queues, whose users have a group that the cache is theirs by."""
+    (place := trainer.place / "shared").mkdir()
+    os.chown(place, -1, trainer.gid)
+    place.chmod(0o2775)
+
+    def killed(source):
+        raise KeyboardInterrupt
+
+    umask, content = os.umask(0o002), os.urandom(200_000)
+    try:
+        store, cache = Resuming(place / "data"), Cache(place / "cache")
+        obj = store.put_bytes("a", content)
+        with monkeypatch.context() as patched:
+            patched.setattr(Ranges, "check", killed)
+            with pytest.raises(KeyboardInterrupt):
+                cache.fetch(store, obj, ignore)
+        assert len(files_below(place / "cache" / "blobs")) == 2
+        with trainer.acting():
+            cache.fetch(store, obj, ignore)
+    finally:
+        os.umask(umask)
+    assert files_below(place / "cache" / "blobs") == [cache.path(store, obj)]
+    assert cache.path(store, obj).read_bytes() == content
+    assert cache.path(store, obj).stat().st_uid == trainer.uid
+
+
 @pytest.mark.parametrize("full", [errno.ENOSPC, errno.EDQUOT])
 def test_what_does_not_fit_when_it_is_flushed_does_not_stay(pieces, tmp_path, monkeypatch, full):
     """Over NFS a full disk, or a quota, is told at the end."""

@@ -74,6 +74,15 @@ def test_an_old_run_goes_with_its_own_experiment_and_a_newer_one_stays(run, tmp_
     assert (removed.what, removed.place) == ("experiment", str(wide))
 
 
+def test_the_longest_names_keep_nothing_from_being_removed(run, tmp_path):
+    """Of a folder as long as a name may be, that of its lock would be longer."""
+    of_long, of_short = run("manual__2026-11-20T20:15:00", dag_id="a" * 200), run("old")
+    assert len(of_long.training_id) > 250
+    assert list(clean_workspace(tmp_path, KEEP, dry_run=True)) != []
+    list(clean_workspace(tmp_path, KEEP))
+    assert not of_long.root.exists() and not of_short.root.exists()
+
+
 def test_a_script_cannot_keep_a_run_by_a_time_that_is_to_come(run, tmp_path, monkeypatch):
     """Of what it wrote, or of a folder: 40 days later that is as old as it is."""
     for number, name in enumerate(("checkpoints", "experiment", "code")):
