@@ -178,6 +178,10 @@ def _diff(options: argparse.Namespace) -> int:
 
 def _impact(options: argparse.Namespace) -> int:
     store, pointer, known = _index(options)
+    if not known:  # of models that are elsewhere it is not to say that none was made of the data
+        raise NoSuchModel(
+            f"{store.uri}: nothing was published there. Give the data, then the place of results."
+        )
     wanted = _names_of(options.data)
     made: dict[str, Summary] = {}
     within: dict[str, set[str]] = {}  # of what may have had it: by what names
@@ -334,11 +338,8 @@ def _index(options: argparse.Namespace) -> tuple[ObjectStore, ReadPointer, list[
     store = open_place(options.results.rstrip("/"))
     pointer = pointers_of(store)
     known = read_index(store, rebuild=options.rebuild, progress=_say_progress, pointer=pointer)
-    if not known:
-        raise NoSuchModel(
-            f"{store.uri}: nothing was published there, or it is one training. Give the place of "
-            "results, in which the trainings are."
-        )
+    if not known and store.exists(LINEAGE):
+        raise NoSuchModel(f"{store.uri} is one model. Give the place of results that it is in.")
     return store, pointer, known
 
 
