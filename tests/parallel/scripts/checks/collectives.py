@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from checks import (
     SHAPES,
     assert_same_everywhere,
     check,
+    late_on,
     mismatch,
     total,
     v1,
@@ -287,13 +287,6 @@ def collectives_in_a_function_keep_their_order() -> None:
         np.testing.assert_array_equal(got[0].numpy(), values((4, 2), "float32", 0))
         for i in range(1, 9):
             np.testing.assert_array_equal(got[i].numpy(), total((4, 2), "float32") * i)
-
-
-def late_on(ranks: bool, value: tf.Tensor) -> tf.Tensor:
-    """In a function: `value`, later on the ranks for which this is so."""
-    wait = tf.numpy_function(lambda: time.sleep(0.3 * ranks) or np.float32(0), [], tf.float32)
-    wait.set_shape([])
-    return value + wait
 
 
 @check(least=2)
