@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import tensorflow as tf  # noqa: TID253
 
+import ddl_ops.function_order  # for its effect: tf.functions keep the order of the ops
 import ddl_ops.op_gradients  # noqa: F401  for its effect: the ops get gradients
 from ddl_ops import arrays, autograph, preemption, process_sets
 from ddl_ops.environment import require_launched
@@ -44,8 +45,10 @@ def _identity(what: str, name: str | None, process_set: int = 0) -> dict[str, An
     if not tf.executing_eagerly():
         if not _program_keeps_order():
             return of_set
-        # A tf.function keeps the order of its ops, whoever runs it.
-        return {**of_set, "ordered": True, "stream": stream(what)}
+        # A tf.function keeps the order of its ops (ddl_ops.function_order), whoever runs it; not of
+        # those in its gradient, which a custom gradient may have made.
+        ordered = tf.compat.v1.get_default_graph().experimental_acd_manager is not None
+        return {**of_set, "ordered": ordered, "stream": stream(what)}
     if not keeps_order(name):
         return {**of_set, "request": name}
     return {**of_set, "request": name or "", "ordered": True, "stream": stream(what)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import string
 import threading
 import time
@@ -45,7 +46,8 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
         for variable in variables:
             value = variable.value if isinstance(variable, keras.Variable) else variable
             path = getattr(variable, "path", variable.name).removesuffix(":0")
-            value.assign(bcast(value, f"ddl_bcast/{path}", root))
+            name = re.sub(r"[^A-Za-z0-9_./>-]", "_", path)  # what a name of an op may have
+            value.assign(bcast(value, f"ddl_bcast/{name}", root))
 
     run()
     mark_equal(variables)

@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -798,6 +799,36 @@ def five_passes(average: bool) -> tuple[list[tuple[float, float]], int]:
         step(tf.constant(factor))
         seen.append((float(shared.numpy()), float(local.numpy())))
     return seen, int(optimizer.iterations.numpy())
+
+
+@check
+def optimizers_that_add_up_passes_take_turns_as_the_script_says() -> None:
+    """As of a GAN: what is ready first differs from rank to rank."""
+    weights = [keras.Variable(0.0), keras.Variable(0.0)]
+    optimizers = [
+        hvd_keras.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+        for _ in weights
+    ]
+    for optimizer, weight in zip(optimizers, weights, strict=True):
+        optimizer.build([weight])
+
+    def gradient(of: int) -> tf.Tensor:
+        seconds = 0.3 if of == RANK % 2 else 0.0
+        mine = tf.numpy_function(
+            lambda: time.sleep(seconds) or np.float32(RANK + 1), [], "float32", stateful=False
+        )
+        mine.set_shape([])
+        return mine * (of + 1)
+
+    @tf.function
+    def step() -> None:
+        gradients = [gradient(0), gradient(1)]
+        for optimizer, *pair in zip(optimizers, gradients, weights, strict=True):
+            optimizer.apply_gradients([pair])
+
+    for _ in range(4):
+        step()
+    assert np.allclose([float(weight) for weight in weights], [-4 * MEAN, -8 * MEAN])
 
 
 @check

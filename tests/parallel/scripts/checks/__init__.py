@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -72,6 +73,13 @@ def values(shape: tuple[int, ...], dtype: str, rank: int, salt: int = 0) -> np.n
 
 def total(shape: tuple[int, ...], dtype: str, salt: int = 0) -> np.ndarray:
     return sum(values(shape, "float64", rank, salt) for rank in range(SIZE)).astype(dtype)
+
+
+def late_on(ranks: bool, value: tf.Tensor) -> tf.Tensor:
+    """In a function: `value`, later on the ranks for which this is so."""
+    wait = tf.numpy_function(lambda: time.sleep(0.3 * ranks) or np.float32(0), [], tf.float32)
+    wait.set_shape([])
+    return value + wait
 
 
 def on_all_ranks(text: str) -> list[str]:

@@ -23,6 +23,7 @@ from checks import (
     SHAPES,
     assert_same_everywhere,
     check,
+    late_on,
     mismatch,
     total,
     v1,
@@ -286,6 +287,56 @@ def collectives_in_a_function_keep_their_order() -> None:
         np.testing.assert_array_equal(got[0].numpy(), values((4, 2), "float32", 0))
         for i in range(1, 9):
             np.testing.assert_array_equal(got[i].numpy(), total((4, 2), "float32") * i)
+
+
+@check(least=2)
+def collectives_of_nested_functions_keep_their_order() -> None:
+    """Also of those that use variables of their own, as two networks do."""
+
+    def part(weight: float, late: bool) -> Callable[[tf.Tensor], tf.Tensor]:
+        own = tf.Variable(0.0)
+
+        @tf.function
+        def run(x: tf.Tensor) -> tf.Tensor:
+            own.assign_add(1.0)
+            return ddl.allreduce(late_on(late, weight * x), average=False)
+
+        return run
+
+    one, two = part(1.0, RANK % 2 == 0), part(101.0, RANK % 2 == 1)
+    both = tf.function(lambda x: (one(x), two(x)))
+    for _ in range(3):
+        assert [float(v) for v in both(tf.constant(1.0))] == [SIZE, 101 * SIZE]
+
+
+@check(least=2)
+def collectives_of_branches_and_loops_keep_their_order() -> None:
+    own = tf.Variable(0.0)
+
+    def add() -> tf.Tensor:
+        return own.assign_add(ddl.allreduce(late_on(RANK % 2 == 0, tf.ones([])), average=False))
+
+    def skip() -> tf.Tensor:
+        return own.read_value()
+
+    def in_a_function() -> tf.Tensor:
+        return tf.function(add)()
+
+    for maybe in (
+        lambda n: tf.cond(n > 0, add, skip),
+        lambda n: tf.cond(n > 0, in_a_function, skip),
+        lambda n: tf.switch_case(n, [skip, add]),
+        lambda n: tf.while_loop(lambda i: i < n, lambda i: (add(), i + 1)[1:], [0]),
+    ):
+
+        @tf.function
+        def run(n: tf.Tensor, maybe: Callable = maybe) -> tf.Tensor:
+            maybe(n)
+            return ddl.allreduce(late_on(RANK % 2 == 1, tf.constant(101.0)), average=False)
+
+        own.assign(0.0)
+        assert [float(run(tf.constant(n))) for n in (1, 0, 1)] == [101 * SIZE] * 3
+        assert float(own) == 2 * SIZE
 
 
 @check

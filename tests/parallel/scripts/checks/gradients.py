@@ -22,6 +22,7 @@ from checks import (
     SEVERAL_HOSTS,
     assert_same_everywhere,
     check,
+    late_on,
     mismatch,
     my_part,
     v1,
@@ -393,6 +394,30 @@ def gradients_of_every_front_end_are_known_to_be_averaged() -> None:
         ddl.join,
     ):
         assert not _says_that_it_averages(does_not), does_not
+
+
+@check(least=2)
+def collectives_of_custom_gradients_are_told_apart() -> None:
+    """TensorFlow does not order the ops of a gradient of a tf.function."""
+
+    def summed_back(late: bool) -> Callable[[tf.Tensor], tf.Tensor]:
+        @tf.custom_gradient
+        def same(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+                return ddl.allreduce(late_on(late, upstream), average=False)
+
+            return tf.identity(x), gradient
+
+        return same
+
+    one, two = summed_back(RANK % 2 == 0), summed_back(RANK % 2 == 1)
+    run = tf.function(lambda x, y: one(x) + 101.0 * two(y))
+    for _ in range(3):
+        x, y = tf.constant(1.0), tf.constant(1.0)
+        with tf.GradientTape() as tape:
+            tape.watch([x, y])
+            loss = run(x, y)
+        assert [float(v) for v in tape.gradient(loss, [x, y])] == [SIZE, 101 * SIZE]
 
 
 @check

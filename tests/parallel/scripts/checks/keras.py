@@ -170,6 +170,17 @@ def keras_custom_loop_ends_with_equal_weights() -> None:
 
 
 @check
+def keras_broadcasts_weights_of_any_name() -> None:
+    odd = [
+        keras.Variable(float(RANK), name="scale (log) α"),
+        tf.Variable(RANK + 1.0, name="gate[0]"),
+        tf.Variable(RANK + 2.0, name="gate(0)"),
+    ]
+    ddl.keras.broadcast_variables(odd)
+    assert [float(one) for one in odd] == [0, 1, 2]
+
+
+@check
 def keras_saved_model_is_free_of_ddl() -> None:
     model = keras_model(4)
     model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
