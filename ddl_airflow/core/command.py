@@ -28,17 +28,19 @@ _IN_BACKGROUND = re.compile(r"""\A(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^'"\\])*?&\s
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 
 
-def check_command(command: str, code: Path, python: str, ranks: int = 0) -> None:
+def check_command(
+    command: str, code: Path, python: str, ranks: int = 0, *, field: str = "execution.command"
+) -> None:
     """Raises when ``command_finding`` finds something.
 
     Args:
-        command, code, python, ranks: as ``command_finding`` has them.
+        command, code, python, ranks, field: as ``command_finding`` has them.
 
     Raises:
         CommandInvalid: names the script, its line when it does not parse, and what is there.
     """
     # Out here it has no SyntaxError as its context, of which logs show the line of the script.
-    found = command_finding("execution.command", command, code, python, ranks)
+    found = command_finding(field, command, code, python, ranks)
     if found is not None:
         raise CommandInvalid(f"{found.field and f'{found.field}: '}{found.message}. {found.fix}")
 

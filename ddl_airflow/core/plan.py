@@ -147,6 +147,7 @@ class StageDataStep(Step):
         dataset: the training data.
         code: folder of the scripts.
         commands: the manifest's commands, that of the training first; checked against the code.
+        evaluation: that of the evaluation, checked as well; empty: none.
         not_code: folders that may lie in it and are no scripts: data and results.
         python: the ranks' Python, for the checks; empty for the site's.
         results: where trainings are published. A run that no person started does nothing if the
@@ -164,6 +165,7 @@ class StageDataStep(Step):
     dataset: StoreReference
     code: Path
     commands: Sequence[str]
+    evaluation: str = ""
     not_code: Sequence[Path] = ()
     python: str = ""
     results: StoreReference | None = None
@@ -383,7 +385,6 @@ def plan(manifest: Manifest, path: Path) -> Plan:
     }
     scripts = _scripts(manifest)
     evaluate = _evaluate(manifest, results, scripts)
-    own_commands = [evaluate.command] if evaluate and evaluate.command else []
     return Plan(
         dag_id=manifest.dag_id,
         experiment=manifest.experiment.name if manifest.experiment else "",
@@ -393,7 +394,8 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         stage_data=StageDataStep(
             dataset=dataset,
             code=(path.parent / manifest.code).resolve(),
-            commands=(*manifest.commands, *own_commands),
+            commands=manifest.commands,
+            evaluation=evaluate.command if evaluate else "",
             not_code=tuple(
                 folder
                 for reference in references

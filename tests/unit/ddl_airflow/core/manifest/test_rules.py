@@ -699,3 +699,28 @@ def test_an_evaluation_is_one_command_for_one_shell() -> None:
     text = (VALID / "folders.yml").read_text("utf-8")
     text += '\nevaluation: {metric: a, minimum: 1, command: "cd src; A=1; python e.py $A"}\n'
     assert load_manifest_text(text, "m.yml").evaluation
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("epochs", None),
+        ("nodes", None),
+        ("epohcs", "{{ params.epohcs }} is not among the parameters. Did you mean epochs?"),
+        ("token", "{{ params.token }} is secret, and a command is in the process list"),
+    ],
+)
+def test_the_command_of_the_evaluation_names_parameters_that_there_are(
+    name: str, said: str | None
+) -> None:
+    text = (VALID / "folders.yml").read_text("utf-8")
+    text += "\nparameters: {epochs: 3, token: {secret: true}}\n"
+    text += (
+        f'evaluation: {{metric: a, minimum: 1, command: "python e.py {{{{ params.{name} }}}}"}}\n'
+    )
+    if said is None:
+        assert load_manifest_text(text, "m.yml").evaluation
+        return
+    with pytest.raises(ManifestInvalid, match=re.escape(f"evaluation.command: {said}")) as caught:
+        load_manifest_text(text, "m.yml")
+    assert [issue.field for issue in caught.value.issues] == ["evaluation.command"]
