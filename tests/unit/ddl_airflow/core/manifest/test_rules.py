@@ -724,3 +724,27 @@ def test_the_command_of_the_evaluation_names_parameters_that_there_are(
     with pytest.raises(ManifestInvalid, match=re.escape(f"evaluation.command: {said}")) as caught:
         load_manifest_text(text, "m.yml")
     assert [issue.field for issue in caught.value.issues] == ["evaluation.command"]
+
+
+@pytest.mark.parametrize(
+    ("command", "transform", "warned"),
+    [
+        ("python a.py; python b.py", "{checkpoint: latest}", ["checkpoint"]),
+        (
+            *("python a.py; python b.py", '{inputs: {x: "x:0"}, outputs: {y: "y:0"}}'),
+            ["inputs", "outputs"],
+        ),
+        ("python a.py; python b.py", "{sample: sample.npy}", []),
+        ("python a.py", '{checkpoint: 3, inputs: {x: "x:0"}, outputs: {y: "y:0"}}', []),
+        ("bash -c 'python a.py; python b.py'", "{checkpoint: 3}", []),
+    ],
+)
+def test_what_only_the_built_in_transform_reads_is_warned_of_beside_another(
+    command: str, transform: str, warned: list[str]
+) -> None:
+    manifest = load_manifest_text(_with_command(command) + f"\ntransform: {transform}\n", "m.yml")
+    said = [one for one in manifest.warnings if one.field.startswith("transform")]
+    assert [issue.field for issue in said] == [f"transform.{name}" for name in warned]
+    for issue in said:
+        assert "the command after ; takes its place" in issue.message
+        assert issue.fix == "Delete it, or that command."
