@@ -11,7 +11,7 @@ from ddl_airflow.core.layout import EXPERIMENT
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.sections.launcher import Launcher
 from ddl_airflow.core.manifest.sections.launchers import launcher_kind, offered_kinds
-from ddl_airflow.core.manifest.values import LEAST_WHOLE, MOST_WHOLE
+from ddl_airflow.core.manifest.values import CHECKPOINT, LEAST_WHOLE, MOST_WHOLE
 from ddl_airflow.core.plan import Plan
 
 _RUN = "This run"
@@ -60,7 +60,7 @@ def form(manifest: Manifest, steps: Plan, launchers: Sequence[str] = ()) -> dict
             description="Which one becomes the model: latest, or a step.",
             section=_RUN,
             type="string",
-            pattern=f"^(latest|0|[1-9][0-9]*){_END}",
+            pattern=f"^{CHECKPOINT}{_END}",
         )
     most = max(tries.attempts for tries in steps.tries.values())
     fields["attempts"] = Param(

@@ -34,6 +34,7 @@ from ddl_airflow.core.manifest.sections.launchers import launcher_kind
 from ddl_airflow.core.manifest.sections.parameters import RUN_SETTINGS, values_of
 from ddl_airflow.core.manifest.sections.places import MANIFEST_VARIABLES
 from ddl_airflow.core.manifest.templates import is_template
+from ddl_airflow.core.manifest.values import CHECKPOINT
 from ddl_airflow.core.parameters import filled_in, without_marks
 from ddl_airflow.core.plan import (
     EvaluateStep,
@@ -290,15 +291,25 @@ def _parameters(manifest: Manifest, given: Mapping[str, str]) -> dict[str, Any]:
     own = {name: text for name, text in given.items() if name not in _SETTABLE}
     values: dict[str, Any] = values_of(manifest.parameters, own)
     nodes = given.get("nodes", str(manifest.model_definition.execution.compute_configuration.nodes))
-    if not nodes.isdigit() or int(nodes) < 1:
-        raise SettingInvalid(f"nodes is {nodes!r}, wanted a whole number of at least 1.")
+    if not re.fullmatch("[0-9]{1,9}", nodes) or int(nodes) < 1:
+        given_as = ascii(nodes[:60])
+        raise SettingInvalid(f"nodes is {given_as}, wanted a whole number of at least 1.")
     launcher = given.get("launcher", manifest.launcher.kind)
     if launcher_kind(launcher) is None:
         raise SettingInvalid(f"launcher is {launcher!r}, which there is not. Use launcher=local.")
+    checkpoint = given.get("checkpoint", str(manifest.transform.checkpoint))
+    if not re.fullmatch(CHECKPOINT, checkpoint):
+        given_as = ascii(checkpoint[:60])
+        raise SettingInvalid(f"checkpoint is {given_as}, wanted latest or a step, from 0.")
+    if "checkpoint" in given and len(manifest.commands) > 1:
+        raise SettingInvalid(
+            "checkpoint is for the built-in transform, and the manifest's command after ; takes "
+            "its place. Leave it out."
+        )
     set_here = {
         "nodes": int(nodes),
         "launcher": launcher,
-        "checkpoint": given.get("checkpoint", str(manifest.transform.checkpoint)),
+        "checkpoint": checkpoint,
         "experiment_id": given.get("experiment_id")
         or (manifest.experiment.name if manifest.experiment else None),
         "attempts": 1,

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,8 +26,10 @@ from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.rules import issues_beside
 from ddl_airflow.core.manifest.schema import json_schema
 from ddl_airflow.core.manifest.site import compute_table
+from ddl_airflow.core.plan import plan
 from ddl_airflow.core.scripts import CURE, will_train_apart
 from ddl_airflow.lineage.record import facets_schema, lineage_schema
+from ddl_airflow.storage.code import why_not_copied
 
 
 def add_to(commands: Commands) -> None:
@@ -105,17 +108,20 @@ def _look(path: Path, compute: Mapping[str, Compute]) -> _Look:
         manifest = load_manifest(path, compute=compute)
     except ManifestError as error:
         return _Look(str(path), None, list(error.issues), [])
-    errors = [*issues_beside(manifest, path.absolute().parent), *_in_commands(manifest)]
+    errors = [*issues_beside(manifest, path.absolute().parent), *_in_commands(manifest, path)]
     return _Look(str(path), manifest, errors, [*manifest.warnings, *_apart(manifest)])
 
 
-def _in_commands(manifest: Manifest) -> Iterator[ManifestIssue]:
+def _in_commands(manifest: Manifest, path: Path) -> Iterator[ManifestIssue]:
     """What stage-data would say of the commands; a syntax error where the ranks' Python is this."""
     code = (manifest.folder or Path()) / manifest.code
     if not code.is_dir():
         fix = "Create it, or correct the path."
         yield ManifestIssue(manifest.line_of("code"), "code", f"{code} is no folder", fix)
         return
+    left_out = partial(
+        why_not_copied, code, leave_out=plan(manifest, path.absolute()).stage_data.not_code
+    )
     site = os.environ.get("AIRFLOW__DDL__PYTHON", "")
     python = manifest.launcher.python or site or sys.executable
     first, *others = manifest.commands
@@ -124,7 +130,8 @@ def _in_commands(manifest: Manifest) -> Iterator[ManifestIssue]:
     if manifest.evaluation is not None and manifest.evaluation.command:
         commands.append(("evaluation.command", manifest.evaluation.command, 0))
     for field, command, ranks in commands:
-        if (found := command_finding(field, command, code, python, ranks)) is not None:
+        found = command_finding(field, command, code, python, ranks, left_out)
+        if found is not None:
             yield ManifestIssue(manifest.line_of(field), field, found.message, found.fix)
 
 

@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,23 +28,30 @@ _IN_BACKGROUND = re.compile(r"""\A(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^'"\\])*?&\s
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 
 
-def check_command(command: str, code: Path, python: str, ranks: int = 0) -> None:
+def check_command(
+    command: str, code: Path, python: str, ranks: int = 0, *, field: str = "execution.command"
+) -> None:
     """Raises when ``command_finding`` finds something.
 
     Args:
-        command, code, python, ranks: as ``command_finding`` has them.
+        command, code, python, ranks, field: as ``command_finding`` has them.
 
     Raises:
         CommandInvalid: names the script, its line when it does not parse, and what is there.
     """
     # Out here it has no SyntaxError as its context, of which logs show the line of the script.
-    found = command_finding("execution.command", command, code, python, ranks)
+    found = command_finding(field, command, code, python, ranks)
     if found is not None:
         raise CommandInvalid(f"{found.field and f'{found.field}: '}{found.message}. {found.fix}")
 
 
 def command_finding(
-    field: str, command: str, code: Path, python: str, ranks: int = 0
+    field: str,
+    command: str,
+    code: Path,
+    python: str,
+    ranks: int = 0,
+    left_out: Callable[[str], str] = lambda _: "",
 ) -> Finding | None:
     """What is wrong with a command that names a script or program that is not there, or no Python.
 
@@ -55,6 +62,8 @@ def command_finding(
         python: the ranks' Python. What is valid Python is decided here only if it is this one;
             another may know a newer syntax.
         ranks: that each run it; 0: it runs once, by itself.
+        left_out: why a file of the folder does not come into the copy in which the command runs;
+            empty if it does.
 
     Returns:
         None if nothing is; without a field if it is wrong in the script.
@@ -74,7 +83,7 @@ def command_finding(
         return Finding(field, f"{command!r} goes on in the background", fix)
     script = _script(words)
     if script is None:
-        return _program_finding(field, command, words, code)
+        return _program_finding(field, command, words, code, left_out)
     path = code / script
     if not path.is_file():
         there = sorted(p.relative_to(code).as_posix() for p in code.rglob("*.py"))
@@ -82,6 +91,8 @@ def command_finding(
         fix = f"Did you mean {near!r}?" if near else f"There is: {', '.join(there) or 'no .py'}."
         message = f"{command!r}: the script {script!r} is not in the manifest's code folder"
         return Finding(field, message, fix)
+    if why := left_out(script):
+        return _not_copied(field, command, f"the script {script!r}", why)
     if python != sys.executable:
         return None
     try:
@@ -106,13 +117,23 @@ def _near_script(script: str, there: Sequence[str]) -> str | None:
     return None if near is None else stems[near]
 
 
-def _program_finding(field: str, command: str, words: list[str], code: Path) -> Finding | None:
+def _not_copied(field: str, command: str, what: str, why: str) -> Finding:
+    fix = "Put it among the scripts, or set code: to a folder, beside the manifest, that has it."
+    return Finding(field, f"{command!r}: {what} is not copied to where it would run: {why}", fix)
+
+
+def _program_finding(
+    field: str, command: str, words: list[str], code: Path, left_out: Callable[[str], str]
+) -> Finding | None:
     program = words[0] if words else ""
     if not program or "=" in program or _EXPANDED.search(program) or _PYTHON.fullmatch(program):
         return None
     if "/" in program:
-        if program.startswith("/") or (code / program).is_file():
+        if program.startswith("/"):
             return None
+        if (code / program).is_file():
+            why = left_out(program)
+            return _not_copied(field, command, f"the program {program!r}", why) if why else None
         near = nearest(program.removeprefix("./"), sorted(_files(code)), _NEAR)
         fix = f"Did you mean './{near}'?" if near else "Put it there."
         message = f"{command!r}: the program {program!r} is not in the manifest's code folder"

@@ -149,6 +149,7 @@ class StageDataStep(Step):
         dataset: the training data.
         code: folder of the scripts.
         commands: the manifest's commands, that of the training first; checked against the code.
+        evaluation: that of the evaluation, checked as well; empty: none.
         not_code: folders that may lie in it and are no scripts: data and results.
         python: the ranks' Python, for the checks; empty for the site's.
         results: where trainings are published. A run that no person started does nothing if the
@@ -166,6 +167,7 @@ class StageDataStep(Step):
     dataset: StoreReference
     code: Path
     commands: Sequence[str]
+    evaluation: str = ""
     not_code: Sequence[Path] = ()
     python: str = ""
     results: StoreReference | None = None
@@ -385,7 +387,9 @@ def plan(manifest: Manifest, path: Path) -> Plan:
     }
     scripts = _scripts(manifest)
     evaluate = _evaluate(manifest, results, scripts)
-    commands = (*manifest.commands, *([evaluate.command] if evaluate and evaluate.command else []))
+    evaluation = evaluate.command if evaluate else ""
+    # The record is published, and with it what is written into a command.
+    has_secret = any(map(has_written_secret, (*manifest.commands, evaluation)))
     return Plan(
         dag_id=manifest.dag_id,
         experiment=manifest.experiment.name if manifest.experiment else "",
@@ -395,7 +399,8 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         stage_data=StageDataStep(
             dataset=dataset,
             code=(path.parent / manifest.code).resolve(),
-            commands=commands,
+            commands=manifest.commands,
+            evaluation=evaluation,
             not_code=tuple(
                 folder
                 for reference in references
@@ -403,8 +408,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             ),
             python=manifest.launcher.python or "",
             results=results,
-            # The record is published, and a secret in a command with it.
-            manifest=named if any(map(has_written_secret, commands)) else {**named, "said": said},
+            manifest=named if has_secret else {**named, "said": said},
             prove=manifest.lineage.prove,
             include=manifest.training_data_reference.include,
             exclude=manifest.training_data_reference.exclude,

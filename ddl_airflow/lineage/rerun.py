@@ -20,6 +20,7 @@ from urllib.parse import unquote
 from ddl_airflow.core.errors import DdlError, SourceMissing, TransferCorrupt
 from ddl_airflow.core.manifest.convert import rewritten
 from ddl_airflow.core.manifest.digest import digest, earlier_digests
+from ddl_airflow.core.manifest.sections.definition import split_commands
 from ddl_airflow.core.selection import Selection
 from ddl_airflow.lineage.compare import CODE
 from ddl_airflow.storage.code import digest_of
@@ -123,7 +124,8 @@ def _with_values(fields: dict[str, Any], record: Record) -> None:
     if isinstance(slots, int) and slots > 0:
         # As many ranks on a node as there were, whatever this site's table of devices says.
         fields.setdefault("launcher", {"kind": "local"}).setdefault("slots", slots)
-    if "checkpoint" in values:
+    built_in = len(split_commands(fields["model_definition"]["execution"]["command"])) == 1
+    if built_in and "checkpoint" in values:
         checkpoint = str(values["checkpoint"])
         fields.setdefault("transform", {})["checkpoint"] = (
             int(checkpoint) if checkpoint.isdecimal() else checkpoint

@@ -49,7 +49,7 @@ class Evaluate(ScriptTry[EvaluateStep]):
     def rehearse(self) -> str:
         """What has to hold."""
         if self.step.command:
-            check_command(self.step.command, self.layout.code, self.python)
+            self._check_command()
         if not self.step.metric:
             return "no bounds"
         bounds = wanted(self.step.minimum, self.step.maximum, not_worse=self.step.not_worse)
@@ -101,8 +101,11 @@ class Evaluate(ScriptTry[EvaluateStep]):
         shown_to_people = _table(measurements, now, decides, bound)
         return {"metrics": metrics, "production": production, "table": shown_to_people}
 
+    def _check_command(self) -> None:
+        check_command(self.step.command, self.layout.code, self.python, field="evaluation.command")
+
     def _measured(self) -> list[Measurement]:
-        check_command(self.step.command, self.layout.code, self.python)
+        self._check_command()
         layout = self.layout
         layout.evaluation.unlink(missing_ok=True)  # of an earlier try
         self.run_once(

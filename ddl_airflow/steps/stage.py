@@ -228,8 +228,9 @@ class StageData(StepTry[StageDataStep]):
         from ddl_airflow.storage.publication import missing_from
 
         reference, dag_id = self.step.results, self.context.run.dag_id
+        commands = (*self.step.commands, self.step.evaluation)
         always = self.context.run.by_a_person or self.context.cleared
-        if reference is None or always or any(map(differs_by_run, self.step.commands)):
+        if reference is None or always or any(map(differs_by_run, commands)):
             return
         results = self.site.open_store(reference)
         made_of, defaults = self._made_of(dataset, code), self._defaults()
@@ -314,10 +315,12 @@ class StageData(StepTry[StageDataStep]):
                 "leads to.",
                 *(name, self.step.code),
             )
+        python = self.step.python or self.site.python
         for number, command in enumerate(self.step.commands):
             ranks = 1 if number == 0 else 0  # or more; only the training runs in them
-            python = self.step.python or self.site.python
             check_command(command, folder, python, ranks)
+        if self.step.evaluation:
+            check_command(self.step.evaluation, folder, python, field="evaluation.command")
         self.log.info(
             "code %s: %d files from %s", code.digest[:19], len(code.files), self.step.code
         )

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from ddl_airflow.core.errors import SourceMissing, StagingError
@@ -94,6 +94,25 @@ def snapshot(
     return CodeSnapshot(f"sha256:{digest}", tuple(names), _commit(source), tuple(left_out))
 
 
+def why_not_copied(source: Path, name: str, leave_out: Iterable[Path] = ()) -> str:
+    """Why ``snapshot`` would not copy a file of the folder; empty if it would.
+
+    Args:
+        source, leave_out: as ``snapshot`` has them.
+        name: of a file that is there, from the folder.
+    """
+    parts = PurePath(os.path.normpath(name)).parts
+    if parts[0] == ".." or not (source / name).resolve().is_relative_to(source.resolve()):
+        return "it lies outside the code folder"
+    for part in parts:
+        if _is_skipped(part):
+            return f"hidden files and caches such as {part} are left out"
+    around = {source.joinpath(*parts[:depth]).resolve() for depth in range(len(parts))}
+    if not around.isdisjoint(folder.resolve() for folder in leave_out):
+        return "it lies in the folder of the data or the results"
+    return ""
+
+
 def digest_of(files: Mapping[str, Path]) -> str:
     """What ``CodeSnapshot.digest`` is of these files, by name."""
     digest = hashlib.sha256()
@@ -166,9 +185,7 @@ def _scripts(source: Path, leave_out: set[Path]) -> tuple[list[str], list[str]]:
         if real in leave_out | above:
             folders.clear()
             continue
-        folders[:] = sorted(
-            f for f in folders if not f.startswith(".") and f not in _SKIPPED_FOLDERS
-        )
+        folders[:] = sorted(f for f in folders if not _is_skipped(f))
         for file in files:
             path = Path(folder, file)
             if file.startswith(".") or not path.is_file():
@@ -192,6 +209,10 @@ def _scripts(source: Path, leave_out: set[Path]) -> tuple[list[str], list[str]]:
                 ) from None
             names.append(name)
     return sorted(names), sorted(left_out)
+
+
+def _is_skipped(name: str) -> bool:
+    return name.startswith(".") or name in _SKIPPED_FOLDERS
 
 
 def _commit(folder: Path) -> str:

@@ -26,6 +26,8 @@ _TRUTHS = ("true", "True", "TRUE", "false", "False", "FALSE")
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 # Such as a seed. What Airflow's processes say to each other has no other whole numbers.
 LEAST_WHOLE, MOST_WHOLE = -(2**63), 2**64 - 1
+# Which one a run may choose.
+CHECKPOINT = "(latest|0|[1-9][0-9]*)"
 _MOMENT = "[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2})?)?"
 
 

@@ -59,6 +59,11 @@ ddl_term=0
 trap 'ddl_term=143 {_LOOK}' TERM INT; trap : USR1; {KEEPS_ID}
 """
 _ASSIGNMENT = re.compile(r"\s*[A-Za-z_]\w*=")
+# Without a program. Given no more, env prints the environment, secrets too, and ends well.
+_ONLY_ASSIGNS = re.compile(
+    r"""\s* (?:[A-Za-z_]\w*= (?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^\s'"\\])* (?:\s+|\Z))+ (?:\#.*)?""",
+    re.VERBOSE | re.DOTALL,
+)
 # A Python at the start of a command, after assignments without quotes.
 _PYTHON = re.compile(r"\s*((?:[A-Za-z_]\w*=[^\s'\"\\]*\s+)*)python3?(?=\s|$)")
 # What every Python of a rank finds first: sitecustomize.py, which sets up TensorFlow 1 and the name
@@ -104,8 +109,8 @@ def command_argv(command: str) -> list[str]:
     if is_compound(command):
         return ["/bin/sh", "-c", f"{_WAITS}\n{command}"]
     if _SHELL.search(command) or _ASSIGNMENT.match(command):
-        words = f"env {command}" if _ASSIGNMENT.match(command) else command
-        return ["/bin/sh", "-c", f"exec {words}"]
+        runs = _ASSIGNMENT.match(command) and not _ONLY_ASSIGNS.fullmatch(command)
+        return ["/bin/sh", "-c", f"exec {'env ' if runs else ''}{command}"]
     return shlex.split(command)
 
 

@@ -16,9 +16,11 @@ import pytest
 import yaml
 
 from ddl_airflow import __version__, cli, commands
-from ddl_airflow.core.manifest.load import looks_like_manifest
+from ddl_airflow.core.manifest.load import load_manifest, looks_like_manifest
+from ddl_airflow.core.plan import plan
 from ddl_airflow.demo.site import free_port
 from ddl_airflow.storage.cache import Cache
+from ddl_airflow.storage.code import snapshot
 from ddl_airflow.storage.filesystem import FolderStore
 from tests.limits import within
 
@@ -139,6 +141,47 @@ def test_a_command_that_stage_data_would_refuse_is_an_error(
     assert [one["line"] for one in said["errors"]] == [line + 1] * 2
     github = call("validate", "--format", "github", missing)[1]
     assert f"::error file={missing},line={line + 1}::{at}: 'python trian.py'" in github
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("python ../common/train.py", "it lies outside the code folder"),
+        ("python ../scripts/train.py", "it lies outside the code folder"),
+        ("python linked.py", "it lies outside the code folder"),
+        ("python linked/train.py", "it lies outside the code folder"),
+        ("../common/run.sh", "it lies outside the code folder"),
+        ("python .src/train.py", "hidden files and caches such as .src are left out"),
+        ("python lib/__pycache__/train.py", "hidden files and caches such as __pycache__ are left"),
+        ("python node_modules/train.py", "hidden files and caches such as node_modules are left"),
+        ("./.run.sh", "hidden files and caches such as .run.sh are left out"),
+        ("python data/train.py", "it lies in the folder of the data or the results"),
+        ("python ./lib/../train.py", None),
+        ("python within.py", None),
+        ("./run.sh", None),
+    ],
+)
+def test_a_script_that_is_not_copied_is_an_error(call, tmp_path, write_manifest, command, why):
+    """It was good, and each run failed in stage-data, which looks in the copy."""
+    path = write_manifest(tmp_path / "scripts", command=command)
+    for name in (
+        *("../common/train.py", "../common/run.sh", ".src/train.py", "lib/__pycache__/train.py"),
+        *("node_modules/train.py", ".run.sh", "run.sh", "data/train.py"),
+    ):
+        (path.parent / name).parent.mkdir(parents=True, exist_ok=True)
+        (path.parent / name).touch()
+    (path.parent / "linked.py").symlink_to("../common/train.py")
+    (path.parent / "linked").symlink_to("../common")
+    (path.parent / "within.py").symlink_to("train.py")
+    code, out, err = call("validate", path)
+    step = plan(load_manifest(path), path).stage_data
+    copied = set(snapshot(step.code, tmp_path / "copy", step.not_code).files)
+    assert (os.path.normpath(command.removeprefix("python ")) in copied) is (why is None)
+    if why is None:
+        assert code == 0, err
+    else:
+        assert code == 1 and f" is not copied to where it would run: {why}" in err
+        assert "Put it among the scripts, or set code: " in err
 
 
 @pytest.mark.parametrize(

@@ -424,12 +424,15 @@ def test_steps_run_one_after_another(tmp_path, write_manifest):
 
 
 def test_all_commands_are_checked_and_each_goes_to_its_step(tmp_path, write_manifest):
-    dag = dag_of(tmp_path, write_manifest, command="python train.py ; python a.py ; python b.py")
+    commands = "python train.py ; python a.py ; python b.py"
+    evaluation = "evaluation: {metric: a, minimum: 1, command: python e.py}\n"
+    dag = dag_of(tmp_path, write_manifest, command=commands, more=evaluation)
     assert dag.get_task("stage_data").commands == [
         "python train.py",
         "python a.py",
         "python b.py",
     ]
+    assert dag.get_task("stage_data").evaluation == "python e.py"
     assert dag.get_task("train").command == "python train.py"
     assert dag.get_task("transform").commands == ["python a.py", "python b.py"]
 

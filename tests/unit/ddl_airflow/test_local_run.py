@@ -22,10 +22,10 @@ from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowSkipException
 
 from ddl_airflow.core.connections import connection_of_environment
-from ddl_airflow.core.errors import ConnectionInvalid
+from ddl_airflow.core.errors import ConnectionInvalid, SettingInvalid
 from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.launchers.processes import marked
-from ddl_airflow.local_run import where_it_is
+from ddl_airflow.local_run import Asked, run_manifest, where_it_is
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.storage.s3_client import client_by_connection
 from tests.limits import until, within
@@ -386,6 +386,9 @@ def test_secrets_come_from_the_environment_and_are_nowhere_else(call, manifest, 
         (["--set", f"epochs={2**64}"], f"epochs is {2**64}, wanted a whole number of at most 64"),
         (["--set", f"rate={-(2**64)}"], f"rate is {-(2**64)}, wanted a number; a whole one of at"),
         (["--set", "nodes=none"], "nodes is 'none', wanted a whole number"),
+        (["--set", "nodes=²"], "nodes is '\\xb2', wanted a whole number"),
+        (["--set", "checkpoint=lastest"], "checkpoint is 'lastest', wanted latest or a step"),
+        (["--set", "checkpoint=05"], "checkpoint is '05', wanted latest or a step"),
         (["--set", "launcher=cluster"], "Use launcher=local."),
         (["--data", "nowhere"], "--data nowhere is no folder"),
         (["--publish"], "has a person approve each model, which only Airflow asks"),
@@ -397,6 +400,16 @@ def test_what_cannot_be_is_said_before_anything_is_made(call, manifest, tmp_path
     done = call(manifest("print(1)", more=more), *words)
     assert (done.returncode, said in done.stderr) == (1, True), done.stderr
     assert not (tmp_path / ".ddl-run").exists()
+
+
+@pytest.mark.parametrize("checkpoint", ["5", "latest"])
+def test_no_checkpoint_is_chosen_for_a_transform_of_its_own(manifest, tmp_path, checkpoint):
+    """Nothing would read it; Airflow's form does not have it there."""
+    path = manifest("print(1)", command="python train.py ; python train.py")
+    asked = Asked(tmp_path / "w", settings={"checkpoint": checkpoint})
+    with pytest.raises(SettingInvalid, match=r"checkpoint is for the built-in transform.*Leave it"):
+        run_manifest(load_manifest(path), path, asked)
+    assert not (tmp_path / "w").exists()
 
 
 def test_what_was_published_here_is_not_trained_again_by_a_schedule(

@@ -62,6 +62,23 @@ def test_what_is_set_again_is_among_what_ranks_record():
     assert {*SET_AGAIN} <= {*rank_record._SETTINGS}
 
 
+@pytest.mark.parametrize(
+    ("command", "checkpoint"), [("python train.py", 7), ("python train.py ; python a.py", "latest")]
+)
+def test_a_checkpoint_is_set_for_the_built_in_transform_alone(command, checkpoint):
+    """A run by hand has it among its parameters whichever transform there is."""
+    manifest = load_manifest_text(MANIFEST.replace("python train.py", command), "m.yml")
+    record = {
+        "training_id": "digits-1",
+        "manifest": {"digest": manifest.digest, "said": manifest.said},
+        "run": {"parameters": {"checkpoint": "7"}},
+        "dataset": {"uri": "file:///data"},
+    }
+    again = load_manifest_text(manifest_text(record), "again.yml")
+    assert again.transform.checkpoint == checkpoint
+    assert not [one for one in again.warnings if one.field.startswith("transform")]
+
+
 @pytest.mark.parametrize("chosen", ["local", "slurm"])
 def test_the_launchers_fields_are_those_of_the_run(chosen):
     text = MANIFEST + "launcher: {python: /opt/train/bin/python}\n"

@@ -41,6 +41,14 @@ def test_a_shell_is_asked_only_where_it_must_be(command, argv):
     assert command_argv(command) == argv
 
 
+@pytest.mark.parametrize("command", ["A=1", " A='x y' B= ", "A=1 # no program"])
+def test_what_only_assigns_fails_and_shows_no_environment(command):
+    """As `env A=1` it printed all of it, secrets too, and ended well."""
+    env = {"PATH": "/usr/bin:/bin", "PARAM_TOKEN": "planted"}
+    told = subprocess.run(command_argv(command), env=env, **_OUTPUT)
+    assert (told.returncode, told.stdout) == (127, "")
+
+
 @pytest.mark.parametrize(
     "command", ["a | b", "a '||' | b", "a || b | c", "cd x && (a; b) 2>&1 |\ntee out"]
 )

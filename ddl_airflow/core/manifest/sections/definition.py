@@ -11,8 +11,14 @@ from pydantic import Field
 
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections.base import Section
-from ddl_airflow.core.manifest.templates import command_findings
-from ddl_airflow.core.manifest.values import AnyText, Text, Whole, has_written_secret
+from ddl_airflow.core.manifest.templates import MAX_CHARACTERS, command_findings
+from ddl_airflow.core.manifest.values import (
+    AnyText,
+    Text,
+    Whole,
+    has_written_secret,
+    without_written_secrets,
+)
 
 MAX_DAG_ID = 200
 # What a command's text consists of, to a shell; a comment of Jinja, {# see #12 #}, is part of a
@@ -30,6 +36,23 @@ _TOKENS = re.compile(
 )
 # After what a command goes on, in the next line if need be; >| only names a file.
 _GOES_ON = re.compile(r"(?:\|\||&&|(?<!>)\|&?)\Z")
+# What is no operator of a shell, with what Jinja puts in; and what stands in parentheses.
+_NO_OPERATOR = re.compile(
+    r"""\{\{.*?\}\} | \{%.*?%\} | \{\#.*?\#\}
+    | \\. | '[^']*' | "(?:\\.|[^"\\])*" | `[^`]*`""",
+    re.VERBOSE | re.DOTALL,
+)
+_IN_PARENTHESES = re.compile(r"\$?\([^()]*\)")
+# The rest of what began in a command before; what would end or begin in a later one; and <<,
+# after which lines follow that are no commands.
+_CUT = re.compile(
+    r"\A(?:then|elif|else|fi|do|done|esac|\})(?=[\s&|<>]|\Z) | [()`] | (?<!<)<<-?\s*[A-Za-z_]",
+    re.VERBOSE,
+)
+_AND_OR_PIPE = re.compile(r"&&|\|\|?")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
+# What changes only the shell that it runs in, or ends it.
+_OF_THE_SHELL = frozenset("cd export set unset source . ulimit umask alias eval exit".split())
 RULES: list[Rule] = []
 _rule = registering(RULES)
 
@@ -205,6 +228,57 @@ def command_can_be_split(at: str, command: str) -> Findings:
         return
     if not commands or not all(map(_names_a_program, commands)):
         yield Finding(at, "is empty", 'Write for example "python train.py".')
+
+
+@_rule("model_definition.execution.command")
+def commands_are_complete(at: str, command: str) -> Findings:
+    """Each runs by itself: the first as the training, and the others once, after it."""
+    if len(command) > MAX_CHARACTERS:
+        return  # nested ever deeper, it would take ever longer
+    try:
+        commands = split_commands(command)
+    except ValueError:  # said by another rule
+        return
+    bare = [_bare(one) for one in commands]
+    if len(commands) > 1:
+        for one, text in zip(commands, bare, strict=True):
+            if _CUT.search(text):
+                message = f"{_shown(one)!r} is only a part: ; and a line's end end each command"
+                fix = "Write bash -c '…' around the whole, or put it into a script."
+                yield Finding(at, message, fix)
+                return
+    alone: list[str] = []
+    for one, text in zip(commands, bare, strict=True):
+        simple = [words.split() for words in _AND_OR_PIPE.split(text)]
+        only_assigns = all(map(_ASSIGNMENT.match, text.split()))
+        if only_assigns and one == commands[-1]:
+            fix = "Write them in front of one: NAME=value python train.py."
+            yield Finding(at, f"{_shown(one)!r} sets variables for no program", fix)
+            return
+        if all(map(_changes_its_shell, simple)):
+            alone.append(f"export {one}" if only_assigns else one)
+        elif alone:
+            message = f"{_shown(alone[0])!r} would run by itself: after ; another shell begins"
+            joined = _shown(" && ".join([*alone, one]), 200)
+            yield Finding(at, message, f"Join them with &&: {joined}.")
+            return
+
+
+def _bare(command: str) -> str:
+    """The command with x for all in quotes, in whole parentheses or by Jinja."""
+    text, count = _NO_OPERATOR.sub("x", command), 1
+    while count:
+        text, count = _IN_PARENTHESES.subn("x", text)
+    return text
+
+
+def _changes_its_shell(words: list[str]) -> bool:
+    program = next((word for word in words if not _ASSIGNMENT.match(word)), None)
+    return program is None or program in _OF_THE_SHELL
+
+
+def _shown(command: str, most: int = 60) -> str:
+    return without_written_secrets(command)[:most]
 
 
 def _names_a_program(command: str) -> bool:

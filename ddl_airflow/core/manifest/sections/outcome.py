@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections.base import Section
-from ddl_airflow.core.manifest.sections.definition import command_can_be_split
+from ddl_airflow.core.manifest.sections.definition import command_can_be_split, split_commands
 from ddl_airflow.core.manifest.sections.places import leaves_its_folder
 from ddl_airflow.core.manifest.templates import command_findings
 from ddl_airflow.core.manifest.values import Checkpoint, Duration, Text, number, regex, truth
@@ -144,6 +144,20 @@ def metrics_have_unique_names(at: str, metrics: tuple[Metric, ...]) -> Findings:
         elif first.setdefault(metric.name, i) != i:
             message = f"{metric.name[:40]!r} is also the name of {at}[{first[metric.name]}]"
             yield Finding(field, message, "Choose another name.")
+
+
+@_rule("model_definition.execution.command", "transform", warning=True)
+def transform_is_the_built_in_one(at: str, command: str, transform: Transform) -> Findings:
+    try:
+        commands = split_commands(command)
+    except ValueError:  # said by another rule
+        return
+    if len(commands) < 2:
+        return
+    for name in ("checkpoint", "inputs", "outputs"):
+        if name in transform.model_fields_set:
+            message = "is for the built-in transform, and the command after ; takes its place"
+            yield Finding(f"{at}.{name}", message, "Delete it, or that command.")
 
 
 @_rule("transform.inputs")

@@ -13,6 +13,7 @@ from ddl_airflow.core.errors import SettingInvalid
 from ddl_airflow.core.manifest.document import child
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering, suggestion
 from ddl_airflow.core.manifest.sections.base import Section
+from ddl_airflow.core.manifest.sections.outcome import Evaluation
 from ddl_airflow.core.manifest.templates import MAX_CHARACTERS
 from ddl_airflow.core.manifest.values import (
     LEAST_WHOLE,
@@ -265,3 +266,11 @@ def command_uses_known_parameters(
             elif name not in known:
                 message = f"{{{{ params.{name[:60]} }}}} is not among the parameters"
                 yield Finding(at, message, suggestion(name, sorted(known)))
+
+
+@_rule("parameters", "evaluation")
+def evaluation_uses_known_parameters(
+    at: str, parameters: Mapping[str, Parameter], evaluation: Evaluation | None
+) -> Findings:
+    if evaluation is not None and evaluation.command:
+        yield from command_uses_known_parameters(f"{at}.command", parameters, evaluation.command)

@@ -70,7 +70,10 @@ def stage(tmp_path):
     (code / "train.py").write_text("print(1)\n")
 
     def make(
-        *commands: str, uri: str = data.as_uri(), settings: list[str] | None = None
+        *commands: str,
+        uri: str = data.as_uri(),
+        settings: list[str] | None = None,
+        evaluation: str = "",
     ) -> StageDataOperator:
         with DAG("staging", schedule=None):
             return StageDataOperator(
@@ -80,6 +83,7 @@ def stage(tmp_path):
                     dataset=StoreReference(uri),
                     code=code,
                     commands=list(commands) or ["python train.py"],
+                    evaluation=evaluation,
                 ),
             )
 
@@ -233,6 +237,9 @@ def test_a_run_that_nobody_triggered_does_nothing_twice(stage, layout, context_o
     task.commands = ["python train.py --until {{ ds }}"]
     assert task.execute(context) == said
     task.commands = ["python train.py"]
+    task.evaluation = "python train.py --until {{ ds }}"
+    assert task.execute(context) == said
+    task.evaluation = ""
     for by_a_person in ("manual", "backfill", "asset_materialization"):
         context["dag_run"].run_type.value = by_a_person
         assert task.execute(context) == said
@@ -484,6 +491,12 @@ def test_missing_script_fails_before_any_data_moves(stage, layout, context_of, c
     with pytest.raises(AirflowFailException, match="CommandInvalid"):
         stage(*commands).execute(context_of("staging"))
     assert not layout.staged.exists()
+    assert not layout.cache.exists()
+
+
+def test_what_the_evaluation_lacks_is_said_of_its_own_field(stage, layout, context_of):
+    with pytest.raises(AirflowFailException, match=r"\bevaluation\.command: 'python trani\.py'"):
+        stage(evaluation="python trani.py").execute(context_of("staging"))
     assert not layout.cache.exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib import import_module
 from pathlib import Path
@@ -620,3 +621,130 @@ def test_a_change_of_data_that_would_be_skipped_is_warned_of(
     warnings = load_manifest_text(text, "m.yml").warnings
     found = [issue.field for issue in warnings if issue.field.startswith("experiment")]
     assert found == (["experiment.when_busy"] if warned else [])
+
+
+def _with_command(command: str) -> str:
+    text = (VALID / "folders.yml").read_text("utf-8")
+    return re.sub(r"command: .*", lambda _: f"command: {json.dumps(command)}", text, count=1)
+
+
+@pytest.mark.parametrize(
+    ("command", "fix"),
+    [
+        ("A=1; python train.py", "export A=1 && python train.py"),
+        ("A='x y' B=; python train.py", "export A='x y' B= && python train.py"),
+        ("export X=1; python train.py", "export X=1 && python train.py"),
+        ("cd src\npython train.py", "cd src && python train.py"),
+        ("set -e; python train.py", "set -e && python train.py"),
+        (". venv/bin/activate; python train.py", ". venv/bin/activate && python train.py"),
+        ("cd src || exit 1; python train.py", "cd src || exit 1 && python train.py"),
+        ("python train.py; cd out; python export.py", "cd out && python export.py"),
+        ("A=1", "python train.py"),
+        ("python train.py; A=1", "python train.py"),
+        *(
+            (command, "a script")
+            for command in (
+                "(python a.py; python b.py)",
+                "A=$(date; true) python a.py",
+                "{ python a.py; python b.py; }",
+                "for i in 1 2; do python a.py; done",
+                "for i in 1 2\ndo\n  python a.py\ndone",
+                "if test -d a; then python a.py; fi",
+                "python a.py; while true; do sleep 1; done",
+                "test -d a && { python a.py; python b.py; }",
+                "case $A in x) python a.py ;; esac",
+                "python - <<'EOF'\nprint(1)\nEOF",
+            )
+        ),
+    ],
+)
+def test_a_command_that_only_the_next_one_would_complete_is_refused(command: str, fix: str) -> None:
+    """Each runs in a shell of its own: the first one alone was the training, and did nothing."""
+    with pytest.raises(ManifestInvalid) as caught:
+        load_manifest_text(_with_command(command), "m.yml")
+    (issue,) = caught.value.issues
+    assert issue.field == "model_definition.execution.command"
+    assert fix in issue.fix
+
+
+def test_a_refused_command_shows_no_secret() -> None:
+    with pytest.raises(ManifestInvalid) as caught:
+        load_manifest_text(_with_command("HF_TOKEN=planted; python train.py"), "m.yml")
+    assert "planted" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python train.py; python export.py",
+        "A=1 python train.py; B=2 python export.py",
+        "cd src && python train.py; cd src && python export.py",
+        "export A=1 && python train.py | tee log; python export.py",
+        "pip install x; python train.py",
+        "(cd src && python train.py); python export.py",
+        "if (test -d a) then (python a.py) fi; python b.py",
+        "bash -c 'set -e; for i in 1 2; do python a.py; done'; python b.py",
+        "python train.py --re '(' --to \\) --n $((1 << 2)) \"{\"; python export.py",
+        "python train.py {# see (1 #} {% if params.nodes %}--x{% endif %}; python export.py",
+        "time python train.py; ! test -e a && python export.py",
+        "python train.py <<< word; python export.py",
+        "A=1 $PROGRAM; python export.py",
+    ],
+)
+def test_a_command_that_is_complete_by_itself_is_good(command: str) -> None:
+    assert load_manifest_text(_with_command(command), "m.yml")
+
+
+def test_an_evaluation_is_one_command_for_one_shell() -> None:
+    text = (VALID / "folders.yml").read_text("utf-8")
+    text += '\nevaluation: {metric: a, minimum: 1, command: "cd src; A=1; python e.py $A"}\n'
+    assert load_manifest_text(text, "m.yml").evaluation
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("epochs", None),
+        ("nodes", None),
+        ("epohcs", "{{ params.epohcs }} is not among the parameters. Did you mean epochs?"),
+        ("token", "{{ params.token }} is secret, and a command is in the process list"),
+    ],
+)
+def test_the_command_of_the_evaluation_names_parameters_that_there_are(
+    name: str, said: str | None
+) -> None:
+    text = (VALID / "folders.yml").read_text("utf-8")
+    text += "\nparameters: {epochs: 3, token: {secret: true}}\n"
+    text += (
+        f'evaluation: {{metric: a, minimum: 1, command: "python e.py {{{{ params.{name} }}}}"}}\n'
+    )
+    if said is None:
+        assert load_manifest_text(text, "m.yml").evaluation
+        return
+    with pytest.raises(ManifestInvalid, match=re.escape(f"evaluation.command: {said}")) as caught:
+        load_manifest_text(text, "m.yml")
+    assert [issue.field for issue in caught.value.issues] == ["evaluation.command"]
+
+
+@pytest.mark.parametrize(
+    ("command", "transform", "warned"),
+    [
+        ("python a.py; python b.py", "{checkpoint: latest}", ["checkpoint"]),
+        (
+            *("python a.py; python b.py", '{inputs: {x: "x:0"}, outputs: {y: "y:0"}}'),
+            ["inputs", "outputs"],
+        ),
+        ("python a.py; python b.py", "{sample: sample.npy}", []),
+        ("python a.py", '{checkpoint: 3, inputs: {x: "x:0"}, outputs: {y: "y:0"}}', []),
+        ("bash -c 'python a.py; python b.py'", "{checkpoint: 3}", []),
+    ],
+)
+def test_what_only_the_built_in_transform_reads_is_warned_of_beside_another(
+    command: str, transform: str, warned: list[str]
+) -> None:
+    manifest = load_manifest_text(_with_command(command) + f"\ntransform: {transform}\n", "m.yml")
+    said = [one for one in manifest.warnings if one.field.startswith("transform")]
+    assert [issue.field for issue in said] == [f"transform.{name}" for name in warned]
+    for issue in said:
+        assert "the command after ; takes its place" in issue.message
+        assert issue.fix == "Delete it, or that command."
