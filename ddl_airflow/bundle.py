@@ -295,6 +295,7 @@ class ManifestBundle(BaseDagBundle):
                 continue
             dag_id, place = self._of_text(text, name)[1], entry.place or _place_of(name)
             if dag_id and dag_id not in (self._elsewhere or ()):  # else its runs go on there
+                # What is held already comes last, and counts: the other text makes no DAG.
                 changed[dag_id] = _Entry(text, was=entry.was or name, place=place)
         taken = {_place_of(name) for name in listing}
         for dag_id in sorted(with_open_runs(changed)) if changed else ():

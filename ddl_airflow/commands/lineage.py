@@ -34,7 +34,7 @@ from ddl_airflow.lineage.story import (
     described_run,
     described_training,
 )
-from ddl_airflow.storage.publication import publications, results_in
+from ddl_airflow.storage.publication import PUBLICATION, publications, results_in
 from ddl_airflow.storage.store import SUCCESS, ObjectStore
 
 # Trainings in one message.
@@ -338,8 +338,9 @@ def _index(options: argparse.Namespace) -> tuple[ObjectStore, ReadPointer, list[
     store = open_place(options.results.rstrip("/"))
     pointer = pointers_of(store)
     known = read_index(store, rebuild=options.rebuild, progress=_say_progress, pointer=pointer)
-    if not known and store.exists(LINEAGE):
-        raise NoSuchModel(f"{store.uri} is one model. Give the place of results that it is in.")
+    of_one = re.compile(rf"{PUBLICATION}|{re.escape(LINEAGE)}")
+    if not known and any(map(of_one.fullmatch, store.names())):
+        raise NoSuchModel(f"{store.uri} is one training. Give the place of results that it is in.")
     return store, pointer, known
 
 

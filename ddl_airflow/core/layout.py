@@ -348,8 +348,9 @@ class RunLayout:
             self.workspace.chmod(stat.S_IMODE(found.st_mode) | stat.S_IXOTH)
         except PermissionError:
             raise SettingInvalid(
-                f"[ddl] run_ranks_as: {self.workspace} belongs to user id {found.st_uid}, and the "
-                f"ranks' user may not go through it. As its owner: chmod o+x {self.workspace}"
+                f"[ddl] run_ranks_as: {self.workspace} belongs to user id {found.st_uid}, and is "
+                "not open to others, of whom the ranks' user is one. As its owner: chmod o+x "
+                f"{self.workspace}"
             ) from None
 
     def open_to_ranks(self) -> None:

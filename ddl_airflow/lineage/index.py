@@ -52,8 +52,10 @@ _MERGED_AT = 50  # new ones, which cost a reader a request each
 _READERS = 16
 # Of a larger index it is not asked which trainings it lacks: to name 10,000 takes Ceph a second.
 _MOST_COMPARED = 2_000
-# Early models lie in their training's folder itself.
-_RECORD = re.compile(rf"([^/]+(?:/{PUBLICATION})?)/({SUCCESS}|{RETIRED}|{re.escape(LINEAGE)})")
+# Early models lie in their training's folder itself; a publication in the one that is asked about
+# is none of them.
+_EARLY = r"(?![0-9a-f]{16}-[0-9a-f]{8}/)[^/]+-[0-9a-f]{8}(?:[0-9a-f]{24})?"
+_RECORD = re.compile(rf"([^/]+/{PUBLICATION}|{_EARLY})/({SUCCESS}|{RETIRED}|{re.escape(LINEAGE)})")
 
 # What the index says of one publication; ``summary`` makes it.
 Summary = dict[str, Any]

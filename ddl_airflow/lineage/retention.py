@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from ddl_airflow.core.errors import NoSpace, SourceMissing
+from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError
 from ddl_airflow.core.layout import OWN_EXPERIMENT
 from ddl_airflow.lineage.index import mark_removed
 from ddl_airflow.lineage.production import (
@@ -62,7 +62,8 @@ def clean_results(
         What was removed; a publication that gives up its marker counts as removed then.
 
     Raises:
-        StagingError: as ``ObjectStore`` does.
+        StagingError: as ``ObjectStore`` does; at the end, if what had to go could not be noted as
+            removed, and stays.
     """
     listed = results_in(store)
     found: dict[str, dict[str, StoredObject]] = defaultdict(dict)
@@ -73,6 +74,7 @@ def clean_results(
     for note in notes:
         _log.warning("%s", note)
     to_restore = []
+    unnoted: StagingError | None = None
     for publication, objects in found.items():
         if SUCCESS in objects or not _is_ours(publication, objects):
             continue
@@ -85,7 +87,11 @@ def clean_results(
         nbytes = sum(obj.size for obj in objects.values())
         # First: who is killed meanwhile leaves nothing that is missed.
         known = LINEAGE in objects or RETIRED in objects
-        noted = known and not dry_run and _note(store, publication)
+        try:
+            noted = known and not dry_run and _note(store, publication)
+        except StagingError as error:
+            unnoted = error
+            continue
         yield Removed("publication without a marker", target.uri, nbytes)
         if not dry_run:
             # Its former marker last: who is killed meanwhile leaves what can be told from others'.
@@ -106,6 +112,8 @@ def clean_results(
         if not dry_run:
             restore(target)
     yield from _retire(store, listed, found, dry_run)
+    if unnoted is not None:
+        raise unnoted
 
 
 def _is_ours(publication: str, keys: Collection[str]) -> bool:

@@ -106,7 +106,7 @@ class ApproveOperator(ApprovalOperator):
         if event["chosen_options"] == [self.APPROVE]:
             try:
                 self._keep_approval(context, _who(event))
-            except (DdlError, OSError) as error:
+            except Exception as error:  # else it would be asked for again
                 raise AirflowFailException(
                     f"{self._said(event, 'approved it')}, which cannot be kept "
                     f"({type(error).__name__}: {error}). Nothing is published. Clear approve: it "
@@ -129,7 +129,7 @@ class ApproveOperator(ApprovalOperator):
             self._keep(layout, context, why)
             store = store_of(self.step.results)
             reject(store, self.dag_id, layout.training_id, begun["made_of"], why)
-        except (DdlError, OSError) as error:  # the decision counts all the same
+        except Exception as error:  # the decision counts, whatever a client of the store raises
             said = "%s, which cannot be noted, so a schedule may train the same again: %s"
             self.log.warning(said, why, error)
 

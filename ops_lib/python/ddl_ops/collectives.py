@@ -36,6 +36,20 @@ def _program_keeps_order() -> bool:
     return bool(tf.compat.v1.executing_eagerly_outside_functions())
 
 
+def _function_keeps_order() -> bool:
+    """Whether TensorFlow orders what is made here in a tf.function (``ddl_ops.function_order``).
+
+    It does not so in the gradient of one, where a custom gradient may have a collective, and so
+    not among the functions that are called there.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    while hasattr(graph, "outer_graph"):  # a function's
+        if graph.experimental_acd_manager is None:
+            return False
+        graph = graph.outer_graph
+    return True
+
+
 def _identity(what: str, name: str | None, process_set: int = 0) -> dict[str, Any]:
     """The attributes by which the ranks know an op that is made here."""
     of_set: dict[str, Any] = {"name": name}
@@ -45,10 +59,7 @@ def _identity(what: str, name: str | None, process_set: int = 0) -> dict[str, An
     if not tf.executing_eagerly():
         if not _program_keeps_order():
             return of_set
-        # A tf.function keeps the order of its ops (ddl_ops.function_order), whoever runs it; not of
-        # those in its gradient, which a custom gradient may have made.
-        ordered = tf.compat.v1.get_default_graph().experimental_acd_manager is not None
-        return {**of_set, "ordered": ordered, "stream": stream(what)}
+        return {**of_set, "ordered": _function_keeps_order(), "stream": stream(what)}
     if not keeps_order(name):
         return {**of_set, "request": name}
     return {**of_set, "request": name or "", "ordered": True, "stream": stream(what)}

@@ -155,11 +155,13 @@ def test_a_question_about_no_place_of_results_is_answered_so_and_changes_nothing
     (tmp_path / "data" / "a").write_text("1")
     for words in (
         ("list", publication),
+        ("list", publication.parent),
         ("impact", tmp_path / "results", tmp_path / "data"),  # the wrong way round
     ):
         code, out, err = ask(*words)
         assert (code, out) == (1, "") and "the place of results" in err
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["a"]
+    assert [path.name for path in publication.parent.iterdir()] == [publication.name]
     assert cli.main(["verify", str(publication)]) == 0
     capsys.readouterr()
 

@@ -38,7 +38,7 @@ _TOKENS = re.compile(
 _GOES_ON = re.compile(r"(?:\|\||&&|(?<!>)\|&?)\Z")
 # What is no operator of a shell, with what Jinja puts in; and what stands in parentheses.
 _NO_OPERATOR = re.compile(
-    r"""\{\{.*?\}\} | \{%.*?%\} | \{\#.*?\#\}
+    r"""\{\{.*?\}\} | \{%.*?%\} | \{\#.*?\#\} | \$\{[^{}]*\} | \$\[[^][]*\]
     | \\. | '[^']*' | "(?:\\.|[^"\\])*" | `[^`]*`""",
     re.VERBOSE | re.DOTALL,
 )
@@ -51,8 +51,11 @@ _CUT = re.compile(
 )
 _AND_OR_PIPE = re.compile(r"&&|\|\|?")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
-# What changes only the shell that it runs in, or ends it.
-_OF_THE_SHELL = frozenset("cd export set unset source . ulimit umask alias eval exit".split())
+# What changes only the shell that it runs in, or ends it; the first three run what they are given.
+_SOURCES = frozenset(("source", ".", "eval"))
+_OF_THE_SHELL = _SOURCES | frozenset(
+    "cd pushd popd export declare typeset readonly set unset ulimit umask alias exit".split()
+)
 RULES: list[Rule] = []
 _rule = registering(RULES)
 
@@ -250,13 +253,15 @@ def commands_are_complete(at: str, command: str) -> Findings:
     alone: list[str] = []
     for one, text in zip(commands, bare, strict=True):
         simple = [words.split() for words in _AND_OR_PIPE.split(text)]
-        only_assigns = all(map(_ASSIGNMENT.match, text.split()))
-        if only_assigns and one == commands[-1]:
-            fix = "Write them in front of one: NAME=value python train.py."
-            yield Finding(at, f"{_shown(one)!r} sets variables for no program", fix)
+        changes = all(map(_changes_its_shell, simple))
+        assigns = [all(map(_ASSIGNMENT.match, words)) for words in simple]
+        sources = any(words[0] in _SOURCES for words in simple if words)
+        if changes and not sources and (one == commands[-1] or (any(assigns) and simple[1:])):
+            fix = "Write what it sets in front of one: NAME=value python train.py."
+            yield Finding(at, f"{_shown(one)!r} runs no program", fix)
             return
-        if all(map(_changes_its_shell, simple)):
-            alone.append(f"export {one}" if only_assigns else one)
+        if changes:
+            alone.append(f"export {one}" if assigns == [True] else one)
         elif alone:
             message = f"{_shown(alone[0])!r} would run by itself: after ; another shell begins"
             joined = _shown(" && ".join([*alone, one]), 200)

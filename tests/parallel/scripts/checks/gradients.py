@@ -400,24 +400,30 @@ def gradients_of_every_front_end_are_known_to_be_averaged() -> None:
 def collectives_of_custom_gradients_are_told_apart() -> None:
     """TensorFlow does not order the ops of a gradient of a tf.function."""
 
-    def summed_back(late: bool) -> Callable[[tf.Tensor], tf.Tensor]:
-        @tf.custom_gradient
-        def same(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-            def gradient(upstream: tf.Tensor) -> tf.Tensor:
-                return ddl.allreduce(late_on(late, upstream), average=False)
+    def summed_back(late: bool, nested: bool) -> Callable[[tf.Tensor], tf.Tensor]:
+        own = tf.Variable(0.0)
 
-            return tf.identity(x), gradient
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            own.assign_add(1.0)
+            return ddl.allreduce(late_on(late, upstream), average=False)
+
+        @tf.custom_gradient
+        def same(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
+            return tf.identity(x), tf.function(gradient) if nested else gradient
 
         return same
 
-    one, two = summed_back(RANK % 2 == 0), summed_back(RANK % 2 == 1)
-    run = tf.function(lambda x, y: one(x) + 101.0 * two(y))
-    for _ in range(3):
-        x, y = tf.constant(1.0), tf.constant(1.0)
-        with tf.GradientTape() as tape:
-            tape.watch([x, y])
-            loss = run(x, y)
-        assert [float(v) for v in tape.gradient(loss, [x, y])] == [SIZE, 101 * SIZE]
+    def of_both(nested: bool) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+        one, two = summed_back(RANK % 2 == 0, nested), summed_back(RANK % 2 == 1, nested)
+        return tf.function(lambda x, y: one(x) + 101.0 * two(y))
+
+    for run in (of_both(nested=False), of_both(nested=True)):
+        for _ in range(3):
+            x, y = tf.constant(1.0), tf.constant(1.0)
+            with tf.GradientTape() as tape:
+                tape.watch([x, y])
+                loss = run(x, y)
+            assert [float(v) for v in tape.gradient(loss, [x, y])] == [SIZE, 101 * SIZE]
 
 
 @check

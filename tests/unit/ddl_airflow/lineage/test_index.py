@@ -380,14 +380,17 @@ def test_a_question_writes_nothing_where_nothing_was_published(store):
     assert [obj.key for obj in store.list()] == ["train.csv"]
 
 
-def test_a_model_of_the_early_layout_is_known_and_its_record_read_once(store):
+@pytest.mark.parametrize("digest", ["0" * 8, "0" * 32])
+def test_a_model_of_the_early_layout_is_known_and_its_record_read_once(store, digest):
     """Its files lie in the training's folder."""
-    store.put_bytes("digits-0/lineage.json", json.dumps(record(0)).encode())
-    store.put_bytes("digits-0/_SUCCESS", b"{}")
-    point(store, "digits", PRODUCTION, "digits-0", {})
+    early = f"digits-manual-{digest}"
+    for name in (early, "a-copy-of-theirs"):
+        store.put_bytes(f"{name}/lineage.json", json.dumps(record(0)).encode())
+        store.put_bytes(f"{name}/_SUCCESS", b"{}")
+    point(store, "digits", PRODUCTION, early, {})
     publish(store, 1)
-    assert set(known(store)) == {"digits-0", place(1)}
-    assert set(known(store, progress=pytest.fail)) == {"digits-0", place(1)}
+    assert set(known(store)) == {early, place(1)}
+    assert set(known(store, progress=pytest.fail)) == {early, place(1)}
 
 
 def test_the_index_of_results_that_were_moved_says_when_they_were_published(store):

@@ -312,6 +312,8 @@ def test_what_cannot_be_noted_as_removed_stays(store, error):
     left = f"digits-{'0' * 32}/{'a' * 16}-{'b' * 8}"
     for key in ("lineage.json", "_RETIRED"):
         store.put_bytes(f"{left}/{key}", b"{}")
+    other = f"digits-{'1' * 32}/{'a' * 16}-{'b' * 8}"  # of which nobody knows
+    store.put_bytes(f"{other}/model/graph", b"half")
     with pytest.raises(type(error)):
         clean(Refuses(store.path), days=3)
     assert {obj.key for obj in store.list()} == {f"{left}/lineage.json", f"{left}/_RETIRED"}

@@ -640,6 +640,10 @@ def _with_command(command: str) -> str:
         ("cd src || exit 1; python train.py", "cd src || exit 1 && python train.py"),
         ("python train.py; cd out; python export.py", "cd out && python export.py"),
         ("A=1", "python train.py"),
+        ("A=1 && B=2; python train.py", "NAME=value python train.py"),
+        ("cd src && export A=1", "NAME=value python train.py"),
+        ("python train.py; cd out", "NAME=value python train.py"),
+        ("declare -x A=1; python train.py", "declare -x A=1 && python train.py"),
         ("python train.py; A=1", "python train.py"),
         *(
             (command, "a script")
@@ -689,6 +693,8 @@ def test_a_refused_command_shows_no_secret() -> None:
         "time python train.py; ! test -e a && python export.py",
         "python train.py <<< word; python export.py",
         "A=1 $PROGRAM; python export.py",
+        "python train.py ${A%)} $[1<<N]; python export.py",
+        "cd src && . train.sh",
     ],
 )
 def test_a_command_that_is_complete_by_itself_is_good(command: str) -> None:
