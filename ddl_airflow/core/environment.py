@@ -176,12 +176,13 @@ VARIABLES = (
     ),
     _variable(
         "DDL_COMMIT_DIR",
-        "by [`horovodrun --min-np`](coming-from-horovod.md#elastic-training) alone: where "
+        "by `ddl-run` and `horovodrun` with `--min-np` or `--host-discovery-script`, and by "
+        "[`horovod.run`](coming-from-horovod.md#elastic-training): where "
         "elastic states commit, in place of `CHECKPOINT_DIR`, if the caller has not set that",
     ),
     _variable(
         "DDL_COMMIT_LOCK",
-        "by `horovodrun --min-np` alone: the folder in which it lets no other job commit "
+        "by the same: the folder in which it lets no other job commit "
         "meanwhile. In another one, as where the script sets `CHECKPOINT_DIR`, rank 0 does so",
     ),
     _variable(

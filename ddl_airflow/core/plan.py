@@ -406,7 +406,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
                 for reference in references
                 if (folder := reference.store.folder(reference.place, path.parent)) is not None
             ),
-            python=manifest.launcher.python or "",
+            python=_python(manifest),
             results=results,
             manifest=named if has_secret else {**named, "said": said},
             prove=manifest.lineage.prove,
@@ -454,11 +454,19 @@ def _scripts(manifest: Manifest) -> dict[str, Any]:
     """What all steps that start processes of the manifest have in common: ``ScriptStep``."""
     given = manifest.parameters.items()
     return {
-        "python": manifest.launcher.python or "",
+        "python": _python(manifest),
         "tf1": manifest.tf1,
         "parameters": {name: one.default for name, one in given if one.default is not None},
         "secrets": {name: one.conn_id or name for name, one in given if one.secret},
     }
+
+
+def _python(manifest: Manifest) -> str:
+    """The interpreter of what runs on Airflow's hosts; empty: the site's.
+
+    A launcher with an image has that of the ranks among its settings.
+    """
+    return "" if manifest.launcher.has_image else manifest.launcher.python or ""
 
 
 def _tries(manifest: Manifest) -> dict[str, Tries]:

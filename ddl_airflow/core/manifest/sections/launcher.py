@@ -40,6 +40,7 @@ class Launcher(Section):
         can_run_parameter_servers: whether it starts jobs with ``JobSpec.cluster``.
         can_stream: whether a process of the step is there as long as its jobs, so that it can fetch
             data meanwhile, and their hosts may see them come.
+        has_image: whether ranks run in an image, so that ``python`` is none of Airflow's hosts.
         not_here: for fields of other kinds that people may expect of this one, what to do.
     """
 
@@ -49,6 +50,7 @@ class Launcher(Section):
     in_manifests: ClassVar[bool] = True
     can_run_parameter_servers: ClassVar[bool] = False
     can_stream: ClassVar[bool] = False
+    has_image: ClassVar[bool] = False
     not_here: ClassVar[Mapping[str, str]] = {}
 
     kind: Text = Field(
@@ -66,7 +68,7 @@ class Launcher(Section):
     python: Text | None = Field(
         default=None,
         description="Interpreter that `python` in the command means; by default that of [ddl] "
-        "python, else Airflow's own; on Kubernetes the image's.",
+        "python, else Airflow's own. On Kubernetes the image's, for the training alone.",
         examples=["/opt/train/bin/python"],
     )
 

@@ -46,6 +46,15 @@ def test_full_manifest_fills_every_step():
     assert "lineage" not in steps.stage_data.manifest["said"]
 
 
+def test_the_python_of_an_image_is_for_the_ranks_alone(tmp_path):
+    """All other steps run on Airflow's hosts, which have no such path: it ended trained runs."""
+    text = (VALID / "folders.yml").read_text("utf-8")
+    text += "\nlauncher: {kind: kubernetes, image: trainer, python: /opt/train/bin/python}\n"
+    steps = plan(load_manifest_text(text, "m.yml"), tmp_path / "m.yml")
+    assert steps.train.scheduler["python"] == "/opt/train/bin/python"
+    assert steps.train.python == steps.transform.python == steps.stage_data.python == ""
+
+
 def test_a_step_is_tried_as_it_says_and_else_as_all_are():
     tries = planned("full.yml").tries
     assert tries["train"] == Tries(9, 7200.0, "fixed", 129600.0)
