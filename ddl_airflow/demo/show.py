@@ -113,6 +113,7 @@ def demo(home: Path, dags: Path, *, keep: bool, port: int | None) -> int:
     clock = Clock()
     try:
         _end_on_signals()
+        ask_directly()
         # Its trainings would say so as well, minutes later.
         python = find_python(os.environ.get("AIRFLOW__DDL__PYTHON") or sys.executable)
         find_mpirun(python)
@@ -136,6 +137,13 @@ def demo(home: Path, dags: Path, *, keep: bool, port: int | None) -> int:
             signal.signal(number, signal.SIG_IGN)
         clock.say("ended; every process of it was stopped")
         return 0 if keep else 130
+
+
+def ask_directly() -> None:
+    """Keeps a proxy that the site has from what is on this host: httpx and boto3 would ask it."""
+    others = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    direct = ",".join(filter(None, [others, "127.0.0.1", "localhost"]))
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = direct
 
 
 def _run(clock: Clock, store: EmbeddedObjectStore, site: AirflowSite, *, keep: bool) -> int:

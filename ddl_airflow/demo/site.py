@@ -203,7 +203,7 @@ class EmbeddedObjectStore:
         """Starts the server and waits until it answers."""
         argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
         self._service = Service("object-store", argv, os.environ, self._folder, self._lock)
-        _wait(lambda: _answers(self.endpoint_url + "/moto-api/"), [self._service], 60)
+        _wait(lambda: answers(self.endpoint_url + "/moto-api/"), [self._service], 60)
 
     def stop(self) -> None:
         """Ends it; its objects were in memory and are gone."""
@@ -308,9 +308,9 @@ class AirflowSite:
             migrate.stop()
         for name in ("dag-processor", "api-server", "scheduler"):
             self.restart(name)
-        self._wait(lambda: _answers(f"{self.url}/api/v2/version"), 120)
+        self._wait(lambda: answers(f"{self.url}/api/v2/version"), 120)
         # The first execution API call of a worker would otherwise wait for its imports.
-        self._wait(lambda: _answers(f"{self.url}/execution/health"), 60)
+        self._wait(lambda: answers(f"{self.url}/execution/health"), 60)
         token = httpx.post(
             f"{self.url}/auth/token", json={"username": USER, "password": self.password}, timeout=60
         )
@@ -471,7 +471,8 @@ def _airflow(*words: str) -> list[str]:
     return [sys.executable, "-m", "airflow", *words]
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Returns whether a server answers there, and not with an error of its own."""
     try:
         return httpx.get(url, timeout=30).status_code < 500
     except httpx.TransportError:

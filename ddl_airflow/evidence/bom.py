@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from ddl_airflow import __version__
 from ddl_airflow.evidence.names import CARD, MODEL, NOT_INDEXED, hexadecimal
@@ -112,13 +113,15 @@ def _data(data: Mapping[str, Any]) -> Component:
     from cyclonedx.model import ExternalReference, ExternalReferenceType, XsUri
     from cyclonedx.model.component import Component, ComponentType
 
+    # That of a folder is quoted; of a bucket it has the keys as they are, which XsUri leaves so.
+    uri = data["uri"] if data["uri"].startswith("file:") else quote(data["uri"], safe=":/")
     return Component(
         name=data["uri"],
         version=hexadecimal(data["fingerprint"]),
         type=ComponentType.DATA,
         bom_ref="dataset",
         external_references=[
-            ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=XsUri(data["uri"]))
+            ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=XsUri(uri))
         ],
         properties=_properties(
             ("fingerprint", data["fingerprint"]),

@@ -434,6 +434,7 @@ def _withdraw(target: ObjectStore, keys: Iterable[str], cause: BaseException) ->
 
 def _may_exist(target: ObjectStore, key: str) -> bool:
     try:
-        return target.exists(key)
+        # By the key, too: a listing may be behind.
+        return target.exists(key) or target.read_version(key) is not None
     except StagingError:
         return True

@@ -205,6 +205,14 @@ class S3Store:
                     _this_thread.takes_out = False
                 if page is None:
                     return
+                # Then boto3 takes this page for the last.
+                if page.get("IsTruncated") and not page.get("NextContinuationToken"):
+                    raise StagingError(
+                        f"{self.uri} at {self._said or self.endpoint}: there are more objects, and "
+                        "the store does not say how to ask for them: it, or a proxy, does not know "
+                        "ListObjectsV2. Use one that does.",
+                        retryable=False,
+                    )
                 yield page
 
     def _objects(self, pages: Iterable[dict[str, Any]]) -> builtins.list[StoredObject]:

@@ -18,6 +18,7 @@ from ddl_airflow.storage.store import CHUNK, Advance, StoredObject
 SHA256_FIELD = "ddl-sha256"  # user metadata of what we upload: checks any object, also encrypted
 # Of common uploaders, in bytes, most common first: 8 MiB is boto3's and the AWS command's.
 USUAL_PART_SIZES = tuple(mib * CHUNK for mib in (8, 16, 5, 15, 64, 50, 10, 32, 100, 128, 256, 512))
+_OF_CONTENT = re.compile(r"[0-9a-f]{32}(-\d+)?")  # an ETag that other bytes do not have
 STALL_S = 15.0  # without a byte of a body: it is asked for again
 
 _BLOCK = CHUNK // 4  # what is lost of a body that stands still
@@ -173,6 +174,7 @@ class S3Source:
         """
         if "ETag" not in answer:  # an error, say, that some proxy sends as success
             raise StagingError(f"{self._where}: the answer has no ETag, so it is no object")
+        self._check_etag(answer)
         if self._first is None:
             self._first = answer
         elif answer["ETag"] != self._first["ETag"]:
@@ -230,7 +232,15 @@ class S3Source:
             answer = self._client.head_object(**self._name)
         if "ETag" not in answer:
             raise StagingError(f"{self._where}: the answer has no ETag, so it is no object")
+        self._check_etag(answer)
         self._first = answer
+
+    def _check_etag(self, answer: Any) -> None:
+        """For services that ignore If-Match, as some gateways and proxies do."""
+        said, listed = answer["ETag"].strip('"'), self._obj.etag
+        # Of other forms a service, or what it compresses for, may have several of one content.
+        if said != listed and all(map(_OF_CONTENT.fullmatch, (said, listed))):
+            raise self.corrupt("changed since it was listed")
 
     def _part_size(self, number: int) -> int:
         """Bytes; of all where the service ignores PartNumber (Ceph 16), 0 if refused.

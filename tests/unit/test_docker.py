@@ -49,10 +49,21 @@ def prepared(tmp_path_factory) -> Path:
     """A folder docker/ in which `docker/prepare` was run."""
     copy = tmp_path_factory.mktemp("prepared")
     shutil.copytree(ROOT / "dags", copy / "dags")
-    (copy / "docker").mkdir()
+    (copy / "docker" / "trainer").mkdir(parents=True)
     shutil.copy2(DOCKER / "prepare", copy / "docker")
+    shutil.copy2(DOCKER / "trainer" / "ssh_config", copy / "docker" / "trainer")
+    for path in (*copy.glob("dags/**/*.*"), copy / "docker" / "trainer" / "ssh_config"):
+        path.chmod(0o600)  # of a checkout by somebody whose umask is 077
     subprocess.run([copy / "docker" / "prepare"], check=True, capture_output=True, cwd="/")
     return copy / "docker"
+
+
+def test_users_of_containers_may_read_what_they_are_given(prepared):
+    read = [*(prepared / "trainings").rglob("*.*"), prepared / "trainer" / "ssh_config"]
+    assert len(read) >= 3
+    assert [path for path in read if not path.stat().st_mode & 0o044] == []
+    for dockerfile in DOCKERFILES:  # without --chmod it has the checkout's mode
+        assert not re.search("^COPY docker/", dockerfile.read_text(), re.MULTILINE), dockerfile
 
 
 def environment_of(folder: Path) -> dict[str, str]:

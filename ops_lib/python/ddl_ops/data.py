@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -106,12 +107,18 @@ def _below(folder: str, start: str, parents: frozenset[str]) -> Iterator[str]:
     here = os.path.realpath(folder)
     if here in parents:
         raise StagingFailed(f"{folder} links to a folder above itself. Remove the link.")
-    with suppress(PermissionError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir():  # also by a link, as what is staged is listed
-                yield from _below(entry.path, f"{start}{entry.name}/", parents | {here})
-            else:
-                yield f"{start}{entry.name}"
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except PermissionError:
+        if start != "lost+found/":  # root's, at the top of a disk
+            message = f"{folder} may not be read, and what is in it is left out"
+            warnings.warn(message, stacklevel=2)
+        return
+    for entry in entries:
+        if entry.is_dir():  # also by a link, as what is staged is listed
+            yield from _below(entry.path, f"{start}{entry.name}/", parents | {here})
+        else:
+            yield f"{start}{entry.name}"
 
 
 def _wait_for(path: str, folder: str) -> None:

@@ -173,3 +173,18 @@ def test_it_needs_no_tensorflow(folder: Path) -> None:
         check=True,
     )
     assert done.stdout.strip() == str(folder / "a")
+
+
+def test_a_folder_that_may_not_be_read_is_named(folder, monkeypatch):
+    come(folder, "day-1/a", "day-2/b", "lost+found/c")
+    scandir = os.scandir
+
+    def refuse(path):
+        if os.path.basename(path) in ("day-2", "lost+found"):
+            raise PermissionError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.warns(UserWarning, match="day-2 may not be read") as told:
+        assert named(folder, data.files()) == ["day-1/a"]
+    assert len(told) == 1

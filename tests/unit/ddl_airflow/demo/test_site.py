@@ -7,12 +7,24 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 
-from ddl_airflow.demo.site import AirflowSite, Service, Taken, locked, reserved_port, running
+from ddl_airflow.demo.show import ask_directly
+from ddl_airflow.demo.site import (
+    AirflowSite,
+    Service,
+    Taken,
+    answers,
+    locked,
+    reserved_port,
+    running,
+)
 from tests.demo_home import is_free
 from tests.limits import until, within
 
@@ -109,3 +121,18 @@ def test_a_folder_is_one_demos_alone_until_the_last_of_its_processes_has_ended(t
     with pytest.raises(Taken, match="was killed is just ending there: .* Wait some seconds"):
         locked(tmp_path / "home", "").__enter__()
     until(lambda: is_free(tmp_path / "home"), 30)
+
+
+def test_what_is_on_this_host_is_asked_directly_where_there_is_a_proxy(monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9" if "http" in name.lower() else "a.example")
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+        try:
+            assert not answers(url)
+            ask_directly()
+            assert httpx.get(url).status_code == 501  # by the server, which knows no GET
+            assert os.environ["no_proxy"] == "a.example,127.0.0.1,localhost"
+        finally:
+            server.shutdown()

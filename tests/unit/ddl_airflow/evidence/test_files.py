@@ -89,6 +89,15 @@ def test_the_bill_is_cyclonedx(which, request):
     assert "pkg:pypi/ddl" not in (place / names.PROVENANCE).read_text()
 
 
+@pytest.mark.parametrize("prefix", ["v1|raw^2", "100%", "a#b#c", "tab\t`\\", "ü {x} y"])
+def test_data_of_any_prefix_make_a_bill(place, prefix):
+    record = record_of(place)
+    record["dataset"]["uri"] = uri = f"s3://bucket/{prefix}"
+    text = bill(record)
+    assert problems_of(text) == []
+    assert uri in {one["name"] for one in json.loads(text)["components"]}
+
+
 def test_a_bill_of_many_files_says_how_many_are_left_out(place):
     record = record_of(place)
     record["result"]["files"] = [

@@ -496,6 +496,51 @@ def test_a_listing_that_cannot_be_read_is_named(client, sent, damaged):
         client.meta.events.unregister(event, damage)
 
 
+def test_a_listing_that_is_cut_off_is_not_taken_for_whole(client):
+    """As of a gateway that knows only the first version of the call."""
+    store = S3Store(client, "bucket", "cut")
+    for key in ("a", "b/c"):
+        store.put_bytes(key, b"1")
+
+    def cut(response_dict, **_):
+        body = response_dict["body"].replace(
+            b"<IsTruncated>false</IsTruncated>", b"<IsTruncated>true</IsTruncated>"
+        )
+        assert body != response_dict["body"]
+        response_dict["body"] = body
+
+    client.meta.events.register_first("before-parse.s3.ListObjectsV2", cut)
+    try:
+        for ask in (store.list, store.names, lambda: store.list_unless("")):
+            with pytest.raises(StagingError, match="there are more objects.*ListObjectsV2") as one:
+                ask()
+            assert not one.value.retryable
+    finally:
+        client.meta.events.unregister("before-parse.s3.ListObjectsV2", cut)
+
+
+def test_an_object_that_is_another_one_now_is_not_taken_where_if_match_is_ignored(
+    client, tmp_path, monkeypatch
+):
+    store = S3Store(client, "bucket", "ignored")
+    store.put_bytes("f", b"one")
+    (listed,) = store.list()
+    store.put_bytes("f", b"two")
+
+    def forget(params, **_):
+        params["headers"].pop("If-Match", None)
+
+    monkeypatch.setattr(S3Store, "_direct", None)  # all is asked by boto3
+    for call in ("GetObject", "HeadObject"):
+        client.meta.events.register(f"before-call.s3.{call}", forget)
+    try:
+        with pytest.raises(TransferCorrupt, match="changed since it was listed"):
+            store.get(listed, tmp_path / "f.part", lambda nbytes: None)
+    finally:
+        for call in ("GetObject", "HeadObject"):
+            client.meta.events.unregister(f"before-call.s3.{call}", forget)
+
+
 def test_a_listing_of_many_pages_is_one(client, monkeypatch):
     store = S3Store(client, "bucket", "pages")
     for number in range(25):

@@ -155,22 +155,41 @@ def test_what_boto3_signs_in_another_way_is_left_to_it(endpoint_url, opened, mon
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """A file with the certificate of 127.0.0.1, which nobody has signed, and its key."""
+    """Files: a CA's certificate, and that of 127.0.0.1, which it has signed, with its key."""
     folder = tmp_path_factory.mktemp("tls")
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    command += ["-nodes", "-subj", "/CN=store", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder / "certificate.pem", folder / "key.pem"
+    new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
+    for words in (
+        ["req", "-x509", *new, "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.pem"],
+        ["req", *new, "-subj", "/CN=store", "-keyout", "key.pem", "-out", "request.pem"],
+        ["x509", "-req", "-in", "request.pem", "-CA", "ca.pem", "-CAkey", "ca.key"]
+        + ["-CAcreateserial", "-extfile", "names", "-out", "certificate.pem"],
+    ):
+        subprocess.run(["openssl", *words], check=True, capture_output=True, cwd=folder)
+    return folder / "ca.pem", folder / "certificate.pem", folder / "key.pem"
+
+
+@pytest.fixture
+def strict(monkeypatch):
+    """A context is made as Python 3.13 makes it."""
+    made = ssl.create_default_context
+
+    def make(*words, **more):
+        context = made(*words, **more)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", make)
 
 
 def test_the_certificates_that_the_client_trusts_are_trusted(
-    endpoint_url, opened, certificate, tmp_path
+    endpoint_url, opened, certificate, tmp_path, strict
 ):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
+    ca, *own = certificate
+    context.load_cert_chain(*own)
     with FaultyProxy(endpoint_url, {}, tls=context) as proxy:
-        store = opened(proxy.endpoint_url, str(certificate[0]))
+        store = opened(proxy.endpoint_url, str(ca))
         assert fetched(store, tmp_path) == EXPECTED
         other = opened(proxy.endpoint_url)
         other._retries._left = 0
