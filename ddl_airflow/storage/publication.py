@@ -133,7 +133,7 @@ def publish(
         marked = True
         target.put_bytes(SUCCESS, sealed(facts))
     except BaseException as exc:  # also a signal that ends the task
-        if not marked or not _may_exist(target, SUCCESS):
+        if not marked or not _may_have_marker(target):
             _withdraw(target, put, exc)
         elif isinstance(exc, StagingError):  # others may have it in production by now
             raise type(exc)(
@@ -434,7 +434,14 @@ def _withdraw(target: ObjectStore, keys: Iterable[str], cause: BaseException) ->
 
 def _may_exist(target: ObjectStore, key: str) -> bool:
     try:
-        # By the key, too: a listing may be behind.
-        return target.exists(key) or target.read_version(key) is not None
+        return target.exists(key)
+    except StagingError:
+        return True
+
+
+def _may_have_marker(target: ObjectStore) -> bool:
+    """Asked by its key, too: a listing may be behind."""
+    try:
+        return target.exists(SUCCESS) or target.read_version(SUCCESS) is not None
     except StagingError:
         return True

@@ -108,17 +108,18 @@ def _below(folder: str, start: str, parents: frozenset[str]) -> Iterator[str]:
     if here in parents:
         raise StagingFailed(f"{folder} links to a folder above itself. Remove the link.")
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except PermissionError:
+        # Whether it is a folder also by a link, as what is staged is listed.
+        entries = [(entry.name, entry.path, entry.is_dir()) for entry in os.scandir(folder)]
+    except PermissionError as error:
         if start != "lost+found/":  # root's, at the top of a disk
-            message = f"{folder} may not be read, and what is in it is left out"
+            message = f"{error.filename} may not be read, and what is in {folder} is left out"
             warnings.warn(message, stacklevel=2)
         return
-    for entry in entries:
-        if entry.is_dir():  # also by a link, as what is staged is listed
-            yield from _below(entry.path, f"{start}{entry.name}/", parents | {here})
+    for name, path, is_folder in entries:
+        if is_folder:
+            yield from _below(path, f"{start}{name}/", parents | {here})
         else:
-            yield f"{start}{entry.name}"
+            yield f"{start}{name}"
 
 
 def _wait_for(path: str, folder: str) -> None:

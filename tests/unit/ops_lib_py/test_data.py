@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -181,7 +182,7 @@ def test_a_folder_that_may_not_be_read_is_named(folder, monkeypatch):
 
     def refuse(path):
         if os.path.basename(path) in ("day-2", "lost+found"):
-            raise PermissionError(path)
+            raise PermissionError(errno.EACCES, "no", path)
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)

@@ -212,6 +212,19 @@ def test_a_pointer_names_a_whole_model_whoever_is_killed_or_overtaken_where(uplo
         return actor.count
 
     tried = looks = 0
+
+    def met(one, at, what, other, killed_at=None):
+        """Another comes there, and is killed itself; returns how many operations it had."""
+        nonlocal tried, looks
+        world, others = began(), []
+        meets = Actor(world, killed_at, "killed after")
+        meeting = Actor(world, at, what, by=lambda: others.append(run(actors[other], meets)))
+        ended = run(actors[one], meeting)
+        left = {one: (actors[one], ended), other: (actors[other], others == [True])}
+        check(world, {name: left[name] for name in left if name in uploads})
+        tried, looks = tried + 1, looks + world.looks
+        return meets.count
+
     for one, doing in actors.items():
         for at in range(operations(doing)):
             for what in ("killed before", "killed after", "fails", "no answer"):
@@ -219,32 +232,12 @@ def test_a_pointer_names_a_whole_model_whoever_is_killed_or_overtaken_where(uplo
                 ended = run(doing, Actor(world, at, what))
                 check(world, {one: (doing, ended)} if one in uploads else {})
                 tried, looks = tried + 1, looks + world.looks
-            for other, meanwhile in actors.items():
+            for other in actors:
                 # The other one may begin later, and then it has more to do: until it ends.
                 for killed_at in range(1000):
-                    world = began()
-                    overtaking = Actor(world, killed_at, "killed after")
-                    others = []
-                    actor = Actor(
-                        *(world, at, "overtaken"),
-                        by=lambda o=others, d=meanwhile, a=overtaking: o.append(run(d, a)),
-                    )
-                    ended = run(doing, actor)
-                    left = {one: (doing, ended), other: (meanwhile, others == [True])}
-                    check(world, {name: left[name] for name in left if name in uploads})
-                    tried, looks = tried + 1, looks + world.looks
-                    if overtaking.count <= killed_at:
+                    if met(one, at, "overtaken", other, killed_at) <= killed_at:
                         break
-                world, others = began(), []
-                other_one = Actor(world)
-                late = Actor(
-                    *(world, at, "answered late"),
-                    by=lambda o=others, d=meanwhile, a=other_one: o.append(run(d, a)),
-                )
-                ended = run(doing, late)
-                left = {one: (doing, ended), other: (meanwhile, others == [True])}
-                check(world, {name: left[name] for name in left if name in uploads})
-                tried, looks = tried + 1, looks + world.looks
+                met(one, at, "answered late", other)
     print(f"\n{tried} interleavings, {looks} looks of the reader")
     assert tried > 1000
 
