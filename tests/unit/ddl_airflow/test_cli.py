@@ -376,6 +376,13 @@ def test_plan_shows_every_step_and_no_key(call, tmp_path, literal_keys):
     assert steps["train"]["command"] == "python train.py"
 
 
+def test_steps_of_every_run_have_no_settings_of_one(call, tmp_path, write_manifest):
+    path = write_manifest(tmp_path)
+    code, out, err = call("plan", "--json", path, "--set", "nodes=4", "--set", "nosuch=1")
+    assert (code, out) == (2, "")
+    assert "--set nodes, nosuch is for one run, and --json prints the steps of every" in err
+
+
 def test_convert_prints_a_manifest_without_keys(call, tmp_path, literal_keys):
     text, keys = literal_keys
     path = tmp_path / "m.yml"
