@@ -105,7 +105,7 @@ def make_jobs(columns: list[str], ranks: int, folder: Path) -> tuple[dict[str, t
         library = folder / f"mpi{number}.so"
         subprocess.run(
             [
-                *(tools.compiler, "-std=c++17", "-O2", "-pthread", "-shared", "-fPIC"),
+                *(*tools.compiler, "-std=c++17", "-O2", "-pthread", "-shared", "-fPIC"),
                 *(*mpi.compile_flags, *sources, *mpi.link_flags, "-o", str(library)),
             ],
             check=True,
