@@ -39,8 +39,10 @@ $(STAMP): $(ANEW) requirements/bootstrap.txt requirements/lock.txt requirements/
 	@scripts/install $(PYTHON) $(VENV) $(ANEW)
 	@touch $@
 
-$(OPS): $(OPS_SOURCES) | $(STAMP)
+# Of what is installed only the build knows whether it is another TensorFlow.
+$(OPS): $(OPS_SOURCES) $(STAMP)
 	@$(BIN)/python ops_lib/build.py
+	@touch $@
 
 ops: $(STAMP)  ## Compile the TensorFlow ops again
 	@rm -f $(OPS)

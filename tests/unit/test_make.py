@@ -1,4 +1,4 @@
-"""What make makes, and of which Python: Makefile and scripts/install, with Pythons that do nothing."""
+"""Makefile and scripts/install: what they make, and of which Python. Their Pythons do nothing."""
 
 from __future__ import annotations
 
@@ -93,3 +93,14 @@ def test_what_is_left_of_a_python_that_does_not_fit_is_made_anew(tree):
     subprocess.run([tree / "python3.14", "-m", "venv", "--clear", tree / ".venv"], check=True)
     assert make(tree, INSTALLED).returncode == 0
     assert version(tree) == "3.11.0"
+
+
+def test_ops_are_looked_at_after_each_installation(tree):
+    """Of another TensorFlow they are other ops; what is to be compiled ops_lib/build.py knows."""
+    ops = "ops_lib/python/ddl_ops/_ddl_ops.so"
+    assert make(tree, ops).returncode == 0
+    assert "up to date" in make(tree, ops).stdout
+    (tree / "requirements" / "lock.txt").touch()
+    assert "ops_lib/build.py" in make(tree, "-n", ops).stdout
+    assert make(tree, ops).returncode == 0
+    assert "up to date" in make(tree, ops).stdout
