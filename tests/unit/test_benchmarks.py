@@ -327,6 +327,21 @@ def test_mpis_are_compared_with_the_best_of_each_round() -> None:
     )
 
 
+def test_an_mpi_that_is_not_there_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the best peer of those that are left it would be another one, in the same words."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mpis, "PEERS", tmp_path)
+        patch.setattr(mpis, "run", lambda arguments: print(arguments.peers) or 0)
+        patch.setattr(sys, "argv", ["mpis"])
+        assert mpis.main() == 1
+        assert capsys.readouterr() == ("", "MPICH, Intel MPI: not in build/mpi: make bench-mpi\n")
+        patch.setattr(sys, "argv", ["mpis", "--peers", "Open MPI"])
+        assert mpis.main() == 0
+        assert capsys.readouterr().out == "['Open MPI']\n"
+
+
 def test_fresh_buffers_are_many_and_large_ones_fit_into_memory() -> None:
     assert mpis.buffers(4, "reused") == mpis.buffers(256 << 20, "reused") == 1
     assert mpis.buffers(4, "fresh") == mpis.buffers(1 << 20, "fresh") == 64
