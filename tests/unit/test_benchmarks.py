@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import report, turns
+from benchmarks import lineage_answers, report, turns
 from benchmarks.collectives import mpis, peer_rank, peers
 from benchmarks.collectives.__main__ import OPS, SIZES, summarise, table
 from benchmarks.collectives.gradient_sets import GRADIENT_SETS
@@ -253,6 +254,22 @@ def test_different_weights_end_a_training() -> None:
     with pytest.raises(RuntimeError, match="ddl and horovod"):
         training.check({"ddl": [same, same], "horovod": [other, other]}, 2)
     training.check({"ddl": [same, same], "horovod": [other, other]}, 3)  # sums have an order
+
+
+def test_questions_are_measured_beside_one_that_is_none() -> None:
+    """A word in front has ddl-airflow import that one's commands, and none all of them."""
+    asked: list[list[str]] = []
+
+    def ask(words: list[str], _environ: Mapping[str, str]) -> lineage_answers.Took:
+        asked.append(words)
+        return lineage_answers.Took(0.1, 0.1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lineage_answers, "ask", ask)
+        patch.setattr(lineage_answers, "settle", lambda: None)
+        lineage_answers.measure("/results", {}, 40, 1)
+    assert {words[0] for words in asked} == {"lineage"}
+    assert asked[-1] == ["lineage", "--help"]
 
 
 RANK = """
