@@ -19,7 +19,7 @@ from benchmarks.collectives import mpis, peer_rank, peers
 from benchmarks.collectives.__main__ import OPS, SIZES, summarise, table
 from benchmarks.collectives.gradient_sets import GRADIENT_SETS
 from benchmarks.dag_parse import __main__ as dag_parse
-from benchmarks.dag_parse import folders
+from benchmarks.dag_parse import folders, processor
 from benchmarks.horovod_weights import __main__ as horovod_weights
 from benchmarks.staging import __main__ as staging
 from benchmarks.staging import faults
@@ -217,6 +217,21 @@ def test_pipelined_steps_are_compared_with_blocking_ones() -> None:
     rows = training.make_rows(samples, dict.fromkeys(training.TEAMS, 2), batch=100)
     text = training.table(rows).splitlines()
     assert text[-1] == "pipelined × blocking: 1.50 (1.50–1.50)"
+
+
+def test_a_dag_processor_that_ends_is_told_of(tmp_path: Path) -> None:
+    """Its log is gone with the benchmark's folder."""
+    airflow = tmp_path / "python"
+    airflow.write_text("#!/bin/sh\n[ $3 = db ] || seq 100 && echo no such bundle\n")
+    airflow.chmod(0o755)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(RuntimeError, match="0 of 1 DAGs stored") as caught,
+    ):
+        patch.setattr(sys, "executable", str(airflow))
+        processor.measure(tmp_path / "home", {}, 1, 30, 1)
+    assert "\n100\nno such bundle" in str(caught.value)
+    assert "\n1\n" not in str(caught.value)
 
 
 def test_ways_to_a_dag_are_compared_within_rounds() -> None:
