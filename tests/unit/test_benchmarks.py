@@ -219,6 +219,14 @@ def test_pipelined_steps_are_compared_with_blocking_ones() -> None:
     assert text[-1] == "pipelined × blocking: 1.50 (1.50–1.50)"
 
 
+def test_groups_are_compared_with_all_in_one() -> None:
+    times = {"ddl": 0.3, "ddl, DDL_GROUP_SIZE=100": 0.2, "ddl, DDL_GROUP_SIZE=10": 0.4}
+    samples = {name: [{"step_s": one, "cpu_s": one}] for name, one in times.items()}
+    text = training.table(training.make_rows(samples, dict.fromkeys(times, 2), 100)).splitlines()
+    assert "ddl, DDL_GROUP_SIZE=100 × all in one: 1.50 (1.50–1.50)" in text
+    assert "ddl, DDL_GROUP_SIZE=10 × all in one: 0.75 (0.75–0.75)" in text
+
+
 def test_a_dag_processor_that_ends_is_told_of(tmp_path: Path) -> None:
     """Its log is gone with the benchmark's folder."""
     airflow = tmp_path / "python"
