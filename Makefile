@@ -10,6 +10,12 @@ OPS := ops_lib/python/ddl_ops/_ddl_ops.so
 OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*.h')
 STAMP := $(VENV)/.installed
 
+# Who names a Python gets an environment of its version.
+version = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+ifneq ($(origin PYTHON),file)
+ANEW := $(if $(filter $(call version,$(PYTHON)),$(call version,$(BIN)/python)),,anew)
+endif
+
 # Where a proxy inspects TLS, its certificate is in the system's store; uv brings one of its own.
 ifneq ($(shell find /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt -size +0 2>/dev/null),)
 export UV_SYSTEM_CERTS ?= true
@@ -18,7 +24,7 @@ endif
 .PHONY: help install ops ui demo up test test-airflow test-images fuzz test-gpu soak bench bench-mpi
 .PHONY: bench-peers bench-dags bench-overhead bench-page bench-staging bench-faults bench-training
 .PHONY: bench-scaling bench-progress bench-lineage wheels images
-.PHONY: docs screenshots check
+.PHONY: docs screenshots check anew
 .PHONY: check-nccl format lock clean
 
 help:  ## Say what there is
@@ -28,13 +34,15 @@ help:  ## Say what there is
 install: $(STAMP) $(OPS)  ## Environment in .venv from the lock file, ops compiled
 	@$(BIN)/python -m compileall -q ddl_airflow ops_lib/python tests
 
-$(STAMP): requirements/bootstrap.txt requirements/lock.txt requirements/legacy.txt \
+$(STAMP): $(ANEW) requirements/bootstrap.txt requirements/lock.txt requirements/legacy.txt \
 		pyproject.toml setup.py ops_lib/pyproject.toml ops_lib/setup.py
-	@scripts/install $(PYTHON) $(VENV)
+	@scripts/install $(PYTHON) $(VENV) $(ANEW)
 	@touch $@
 
-$(OPS): $(OPS_SOURCES) | $(STAMP)
+# Of what is installed only the build knows whether it is another TensorFlow.
+$(OPS): $(OPS_SOURCES) $(STAMP)
 	@$(BIN)/python ops_lib/build.py
+	@touch $@
 
 ops: $(STAMP)  ## Compile the TensorFlow ops again
 	@rm -f $(OPS)

@@ -177,7 +177,7 @@ def measure(results: str, environ: Mapping[str, str], models: int, rounds: int) 
     }
     print(_line("the first, which makes the index", [ask(asked["list"], environ)]))
     settle()
-    asked["no question: --help"] = ["--help"]
+    asked["no question: lineage --help"] = ["lineage", "--help"]
     took: dict[str, list[Took]] = {name: [] for name in asked}
     for _ in range(rounds):
         for name, words in asked.items():

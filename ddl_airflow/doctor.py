@@ -25,7 +25,7 @@ from airflow.exceptions import AirflowConfigException
 from ddl_airflow.core.errors import DdlError, SettingInvalid
 from ddl_airflow.launchers import run_as
 from ddl_airflow.launchers.loopback import confined
-from ddl_airflow.launchers.mpirun import find_mpirun, find_python
+from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python, how_to_get_ops
 from ddl_airflow.operators.base import rank_python, ranks_user
 from ddl_airflow.site import workspace
 from ddl_airflow.storage.cleaning import rules
@@ -290,10 +290,19 @@ def _of_cleaning() -> Iterator[Finding]:
 def _of_ranks() -> Iterator[Finding]:
     python = find_python(rank_python(""))
     mpirun = find_mpirun(python)
-    said = subprocess.run(
-        [mpirun, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+    asked = subprocess.run(
+        [mpirun, "--version"],
+        env={**os.environ, **OpenMpi(mpirun).environment()},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
     )
-    yield Finding(State.OK, "mpirun", f"{mpirun}: {said.stdout.splitlines()[0]}")
+    if asked.returncode:
+        why = (asked.stderr.splitlines() or [f"--version ended with {asked.returncode}"])[-1]
+        yield Finding(State.WRONG, "mpirun", f"{mpirun}: {why}", how_to_get_ops(python))
+    else:
+        yield Finding(State.OK, "mpirun", f"{mpirun}: {asked.stdout.splitlines()[0]}")
     preloaded = confined(python, os.environ, mpi=True, user=ranks_user()).get("LD_PRELOAD", "")
     if not preloaded:
         yield Finding(

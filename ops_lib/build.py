@@ -81,7 +81,7 @@ class BuildError(RuntimeError):
 class Toolchain:
     """What one build uses; part of every stamp, so a change of any of it compiles anew."""
 
-    compiler: str
+    compiler: tuple[str, ...]
     compiler_version: str
     tensorflow_version: str
     tensorflow_flags: tuple[str, ...]
@@ -141,12 +141,14 @@ def mpi_flags(prefix: Path | None) -> tuple[list[str], list[str]]:
 
 def find_toolchain(python_executable: str = sys.executable) -> Toolchain:
     """What to build with for the environment of `python_executable`. Raises BuildError."""
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler is None:
+    name, *arguments = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    program = shutil.which(name)
+    if program is None:
         raise BuildError(
             "No C++ compiler found (CXX, else g++). Install one, on Debian: apt-get install g++"
         )
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
+    compiler = (program, *arguments)
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True)
     looked_up = subprocess.run(
         [python_executable, "-c", _LOOKUP], capture_output=True, text=True, check=True
     )
@@ -182,7 +184,7 @@ def _as_system_headers(flags: Sequence[str]) -> list[str]:
 
 def compile_command(source: Path, target: Path, tools: Toolchain, layer: str) -> list[str]:
     """The command for one file of a layer. Only tf sees TensorFlow and only mpi_* sees MPI."""
-    command = [tools.compiler, *COMPILE_FLAGS, *WARNING_FLAGS, f"-I{SOURCES}"]
+    command = [*tools.compiler, *COMPILE_FLAGS, *WARNING_FLAGS, f"-I{SOURCES}"]
     command.append(f'-DDDL_TF_VERSION="{tools.tensorflow_version}"')
     # What TensorFlow's macros say of a place is the same whatever machine compiled it.
     command.append(f"-ffile-prefix-map={SOURCES}=ops_lib/cc")
@@ -202,7 +204,7 @@ def link_command(objects: Sequence[Path], target: Path, tools: Toolchain) -> lis
     loader has loaded them before.
     """
     return [
-        tools.compiler,
+        *tools.compiler,
         "-shared",
         "-pthread",
         *map(str, objects),
@@ -220,7 +222,7 @@ def link_command(objects: Sequence[Path], target: Path, tools: Toolchain) -> lis
 def loopback_command(target: Path, tools: Toolchain) -> list[str]:
     """The command for the library that is preloaded: it needs nothing but libc."""
     return [
-        tools.compiler,
+        *tools.compiler,
         *("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", *WARNING_FLAGS),
         *("-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"),
         *("-shared", "-nodefaultlibs", str(SOURCES / "loopback" / "bind.cc")),

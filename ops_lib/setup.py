@@ -46,11 +46,13 @@ class BuildWithLaunching(build_py):
 
     def run(self) -> None:
         """Copies them, but where the sources themselves are what is installed."""
-        super().run()
         if self.editable_mode:
+            super().run()
             return
+        # What setuptools has left of modules that are gone would be installed again.
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
         target = Path(self.build_lib, "ddl_ops", "launch", "ddl_airflow")
-        shutil.rmtree(target, ignore_errors=True)
         for part in LAUNCHING_PARTS:
             source = LAUNCHING / part
             for path in [source] if source.is_file() else sorted(source.rglob("*.py")):

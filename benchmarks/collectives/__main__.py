@@ -34,7 +34,7 @@ def compile_driver(program: Path, source: Path = HERE / "driver.cc") -> dict[str
     libraries = [flag[2:] for flag in tools.mpi_link_flags if flag.startswith("-L")]
     subprocess.run(
         [
-            *(tools.compiler, "-std=c++17", "-O2", "-pthread", f"-I{SOURCES}", *tools.mpi_flags),
+            *(*tools.compiler, "-std=c++17", "-O2", "-pthread", f"-I{SOURCES}", *tools.mpi_flags),
             *map(str, [source, *objects]),
             *(*tools.mpi_link_flags, *(f"-Wl,-rpath,{folder}" for folder in libraries)),
             *("-ldl", "-o", str(program)),

@@ -105,7 +105,7 @@ def make_jobs(columns: list[str], ranks: int, folder: Path) -> tuple[dict[str, t
         library = folder / f"mpi{number}.so"
         subprocess.run(
             [
-                *(tools.compiler, "-std=c++17", "-O2", "-pthread", "-shared", "-fPIC"),
+                *(*tools.compiler, "-std=c++17", "-O2", "-pthread", "-shared", "-fPIC"),
                 *(*mpi.compile_flags, *sources, *mpi.link_flags, "-o", str(library)),
             ],
             check=True,
@@ -214,9 +214,14 @@ def main() -> int:
     parser = report.argument_parser("Measures collectives against three MPIs.", 9, "size")
     parser.add_argument("--ops", nargs="+", choices=OPS, default=OPS[:1])
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
-    peers = [column for column in installed() if column != OURS]
+    peers = [column for column in COLUMNS if column != OURS]
     parser.add_argument("--peers", nargs="+", choices=peers, default=peers)
-    return run(parser.parse_args())
+    arguments = parser.parse_args()
+    there = installed()
+    if missing := [peer for peer in arguments.peers if peer not in there]:
+        print(f"{', '.join(missing)}: not in build/mpi: make bench-mpi", file=sys.stderr)
+        return 1
+    return run(arguments)
 
 
 if __name__ == "__main__":

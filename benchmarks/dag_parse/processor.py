@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.turns import die_with_parent
 
 _START_S = 1200.0
+_LAST_LINES = 30
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -31,7 +32,8 @@ def measure(
         interval_s: min_file_process_interval.
         window_s: how long to watch.
 
-    Raises RuntimeError if the processor ends or does not store them in time.
+    Raises RuntimeError, with what it said last, if the processor ends or does not store them in
+    time.
     """
     home.mkdir(parents=True)
     database = home / "airflow.db"
@@ -47,7 +49,8 @@ def measure(
     }
     airflow = [sys.executable, "-m", "airflow"]
     subprocess.run([*airflow, "db", "migrate"], env=environment, check=True, capture_output=True)
-    with (home / "processor.log").open("wb") as log:
+    said = home / "processor.log"
+    with said.open("wb") as log:
         process = subprocess.Popen(
             [*airflow, "dag-processor"],
             env=environment,
@@ -59,8 +62,9 @@ def measure(
         deadline = time.monotonic() + _START_S
         while _stored(database) < count:
             if process.poll() is not None or time.monotonic() > deadline:
+                last = said.read_text(errors="replace").splitlines()[-_LAST_LINES:]
                 raise RuntimeError(
-                    f"{_stored(database)} of {count} DAGs stored. See {home}/processor.log"
+                    "\n".join([f"{_stored(database)} of {count} DAGs stored. At its end:", *last])
                 )
             time.sleep(0.5)
         time.sleep(2)  # what was under way ends

@@ -12,6 +12,7 @@ from benchmarks import environments, report, turns
 BATCHES = {"mnist": 100, "deep": 16, "wide": 32}  # images for each rank and step
 WAYS = ["ddl", "horovod", "apart", "alone", "ddl, TF 2.21", "alone, TF 2.21"]
 TEAMS = ["blocking, TF 2.21", "pipelined, TF 2.21"]  # of dl_comm
+_IN_GROUPS = "ddl, DDL_GROUP_SIZE="
 # What counts as ideal for each way: its ranks, each as fast as this one is by itself.
 _IDEAL = {name: "alone, TF 2.21" for name in ("ddl, TF 2.21", *TEAMS)}
 
@@ -92,6 +93,8 @@ def make_rows(
             row["x_horovod"] = report.compare(times[name], times["horovod"])
         if name in TEAMS and TEAMS[0] in times:
             row["x_blocking"] = report.compare(times[name], times[TEAMS[0]])
+        if name.startswith(_IN_GROUPS) and "ddl" in times:
+            row["x_all_in_one"] = report.compare(times[name], times["ddl"])
         rows.append(row)
     return rows
 
@@ -118,6 +121,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         if row["name"] == TEAMS[1] and "x_blocking" in row:
             lines.append(f"\npipelined × blocking: {ratio(row, 'x_blocking')}")
+        if "x_all_in_one" in row:
+            lines.append(f"\n{row['name']} × all in one: {ratio(row, 'x_all_in_one')}")
     return "\n".join(lines)
 
 
@@ -138,7 +143,7 @@ def main() -> int:
     ranks, model = arguments.ranks, arguments.model
     jobs = {name: make_job(name, ranks, model, None) for name in arguments.ways}
     for size in arguments.group_sizes:
-        name = f"ddl, DDL_GROUP_SIZE={size}"
+        name = f"{_IN_GROUPS}{size}"
         jobs[name] = make_job(name, ranks, model, size)
     with turns.started(list(jobs.values())):
         samples = measure(jobs, ranks, arguments.steps, arguments.rounds)

@@ -416,7 +416,7 @@ def publication_at(uri: str) -> ObjectStore:
     if found and not results.endswith(":/"):
         named = []
         for name in found:
-            pointer = read_pointer(open_place(results), dag_id, name)
+            pointer = read_pointer(open_place(results or "."), dag_id, name)
             if pointer is not None:
                 named.append(f"{results}/{pointer['publication']} ({name})")
         raise NoSuchModel(f"{uri} is of a DAG. Name one of its trainings: {', '.join(named)}")

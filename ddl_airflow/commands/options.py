@@ -31,10 +31,16 @@ def takes_compute(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _folder(text: str) -> Path:
+    if not text:  # an unset variable's value; as a path it is the current folder
+        raise argparse.ArgumentTypeError("names no folder. Give one: . is this")
+    return Path(text)
+
+
 def takes_workspace(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--workspace",
-        type=Path,
-        default=os.environ.get("AIRFLOW__DDL__WORKSPACE"),
+        type=_folder,
+        default=os.environ.get("AIRFLOW__DDL__WORKSPACE") or None,
         help="the folder of [ddl] workspace; default: $AIRFLOW__DDL__WORKSPACE",
     )

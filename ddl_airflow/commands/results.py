@@ -110,7 +110,7 @@ def _results_of(uri: str) -> tuple[ObjectStore, str]:
     if slash and results in ("", "file://"):  # a folder of the root
         results += "/"
     if not results.endswith(":/"):
-        store = open_place(results)
+        store = open_place(results or ".")
         if any(read_pointer(store, dag_id, name) is not None for name in (LATEST, PRODUCTION)):
             return store, dag_id
     below = dags_in(place)
@@ -143,6 +143,10 @@ def open_place(uri: str, within: Sequence[Path] | None = None) -> ObjectStore:
         ConnectionInvalid: it is neither, or names none.
         SourceMissing: there is no such folder.
     """
+    if not uri:  # an unset variable's value; as a path it is the current folder
+        raise ConnectionInvalid(
+            "'' names no place. Write s3://bucket/prefix, or a folder: . for this one"
+        )
     scheme, separator, _rest = uri.partition("://")
     kind = kind_of_uri(uri) if separator else None
     if separator and kind is None:

@@ -78,7 +78,9 @@ def add_to(commands: Commands) -> None:
     show.add_argument("manifest", type=Path)
     _takes_settings(show)
     show.add_argument(
-        "--json", action="store_true", help="in place of it the steps that the manifest becomes"
+        "--json",
+        action="store_true",
+        help="in place of it the steps that the manifest becomes, of every run and workspace",
     )
     takes_workspace(show)
     takes_compute(show)
@@ -137,6 +139,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    if options.json and options.set:
+        given = ", ".join(name for name, _ in options.set)
+        said = f"--set {given} is for one run, and --json prints the steps of every run"
+        print(f"ddl-airflow: {said}. Leave one of them out", file=sys.stderr)
+        return 2
     manifest = _loaded(options)
     if options.json:
         print(json.dumps(_plain(plan(manifest, options.manifest)), indent=2))

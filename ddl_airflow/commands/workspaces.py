@@ -16,6 +16,7 @@ from ddl_airflow.core.layout import CACHE, experiments
 from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.cleaning import Removed, Rules, clean_workspace, rules
+from ddl_airflow.storage.workspace import MARK, is_workspace
 
 
 def add_to(commands: Commands) -> None:
@@ -43,12 +44,7 @@ def add_to(commands: Commands) -> None:
         "but by clean_dag: choose --keep-runs longer than a run may wait. s3:// as for lineage.",
     )
     clean.add_argument("--dry-run", action="store_true", help="only say what would be removed")
-    clean.add_argument(
-        "--workspace",
-        type=Path,
-        default=os.environ.get("AIRFLOW__DDL__WORKSPACE"),
-        help="the folder of [ddl] workspace; default: $AIRFLOW__DDL__WORKSPACE",
-    )
+    takes_workspace(clean)
     for name, kept in (
         ("keep-runs", "how long a run's folder stays after the last change in it"),
         ("keep-experiments", "the same for experiments with a name"),
@@ -80,7 +76,7 @@ def _tensorboard(options: argparse.Namespace) -> int:
         said = "TensorBoard is not installed. Run pip install '.[tensorboard]' in the sources"
         print(f"ddl-airflow: {said}", file=sys.stderr)
         return 2
-    folder = experiments(Path(options.workspace)).absolute()
+    folder = experiments(options.workspace).absolute()
     if not folder.is_dir():
         said = f"{folder}: no training has left an experiment there"
         print(f"ddl-airflow: {said}", file=sys.stderr)
@@ -96,7 +92,7 @@ def _verify_cache(options: argparse.Namespace) -> int:
     if _says_no_workspace(options) or _says_no_folder(options):
         return 2
     removed = 0
-    for blob in Cache(Path(options.workspace) / CACHE).verify():
+    for blob in Cache(options.workspace / CACHE).verify():
         print(f"removed {blob}: it is not what was fetched")
         removed += 1
     return 1 if removed else 0
@@ -116,10 +112,10 @@ def _clean(options: argparse.Namespace) -> int:
         said = f"{first} is for a workspace: give --workspace DIR"
         print(f"ddl-airflow: {said}", file=sys.stderr)
         return 2
-    if options.workspace is not None and _says_no_folder(options):
+    if options.workspace is not None and (_says_no_folder(options) or _says_other_folder(options)):
         return 2
     kept = rules(options.keep_runs, options.keep_experiments, options.cache_size)
-    workspaces = [] if options.workspace is None else [Path(options.workspace)]
+    workspaces = [] if options.workspace is None else [options.workspace]
     count, nbytes, failed = 0, 0, False
     for place in (*workspaces, *options.results):
         try:
@@ -150,7 +146,16 @@ def _says_no_workspace(options: argparse.Namespace) -> bool:
 
 
 def _says_no_folder(options: argparse.Namespace) -> bool:
-    there = Path(options.workspace).is_dir()
+    there = options.workspace.is_dir()
     if not there:
         print(f"ddl-airflow: --workspace {options.workspace} is no folder", file=sys.stderr)
     return not there
+
+
+def _says_other_folder(options: argparse.Namespace) -> bool:
+    """Others have folders ``runs`` and ``experiments`` too, as TensorBoard's writers do."""
+    ours = is_workspace(options.workspace)
+    if not ours:
+        said = f"--workspace {options.workspace} is no workspace: it has neither {MARK} nor site-id"
+        print(f"ddl-airflow: {said}. Give the folder of [ddl] workspace", file=sys.stderr)
+    return not ours

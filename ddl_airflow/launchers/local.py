@@ -161,7 +161,7 @@ class LocalLauncher:
             env |= confined(python, env, mpi=False, user=job.user)
             return Submission(job, self._for_user(job, argv), env)
         mpi = OpenMpi(find_mpirun(python))
-        env = {**rank_environment(job), **mpi.environment()}
+        env = {**mpi.environment(), **rank_environment(job)}
         env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
         env |= confined(python, env, mpi=True, user=job.user)
         argv = mpi.argv(job.world_size, rank_argv(python, job.command))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,6 +64,13 @@ def find_mpirun(python: str) -> str:
     return found
 
 
+def _home() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:  # as in a container whose user has no name; there it usually is this
+        return "/"
+
+
 class OpenMpi:
     """Open MPI 5 (mpirun is PRRTE's prterun)."""
 
@@ -102,8 +110,10 @@ class OpenMpi:
         return [self._mpirun, "-n", str(world_size), *place, *command]
 
     def environment(self) -> Mapping[str, str]:
-        """What mpirun itself wants to find."""
+        """What mpirun itself wants to find, and ranks of MPI. Another user's own come first."""
         told = {} if _FORWARD in os.environ else {_FORWARD: _FORWARDED}
+        if "HOME" not in os.environ:  # as of services of systemd; Open MPI does nothing without
+            told["HOME"] = _home()
         if os.geteuid() != 0:
             return told
         # Open MPI refuses root to protect a shared system; whoever runs Airflow (or a container)

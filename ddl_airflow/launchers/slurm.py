@@ -168,7 +168,7 @@ class SlurmLauncher:
         instead of starting all ranks on one node.
         """
         mpi = OpenMpi("mpirun")
-        env = {**rank_environment(job), **mpi.environment()}
+        env = {**mpi.environment(), **rank_environment(job)}
         if job.cluster is None:
             env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
         for name in _NOT_THERE:

@@ -298,7 +298,7 @@ class SshLauncher(LocalLauncher):
         return Submission(job, tuple(session_directory.argv(argv, sys.executable)), env)
 
     def _environment(self, job: JobSpec, hosts: int) -> dict[str, str]:
-        env = {**rank_environment(job), **OpenMpi("").environment()}
+        env = {**OpenMpi("").environment(), **rank_environment(job)}
         if job.cluster is None:
             env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
         return {"OMPI_MCA_btl_sm_backing_directory": SHARED_MEMORY, **env} | mpi_settings(

@@ -47,6 +47,13 @@ def check_mounted(workspace: Path, seen: Path) -> None:
         _remember(note, workspace)
 
 
+def is_workspace(folder: Path) -> bool:
+    """Whether trainings have run in a folder: of a DAG, by hand, or before there was the mark."""
+    # ddl-run leaves neither file.
+    ours = folder.resolve().name == ".ddl-run"
+    return ours or any((folder / name).exists() for name in (MARK, "site-id"))
+
+
 def _remember(note: Path, workspace: Path) -> None:
     try:
         note.parent.mkdir(parents=True, exist_ok=True)

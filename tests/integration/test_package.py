@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -131,6 +132,23 @@ def test_one_wheel_is_pure_python_and_the_other_for_any_python_of_this_platform(
     assert wheels["ddl_airflow"].name == f"ddl_airflow-{__version__}-py3-none-any.whl"
     tag = rf"ddl_ops-{re.escape(__version__)}-py3-none-manylinux_2_\d+_\w+\.whl"
     assert re.fullmatch(tag, wheels["ddl_ops"].name), wheels["ddl_ops"].name
+
+
+@pytest.mark.parametrize("package", ["ddl_airflow", "ops_lib/python/ddl_ops"])
+def test_a_module_that_is_gone_is_not_installed_again(package, tmp_path):
+    """As by a second ``pip install .``, after a pull: setuptools has the first one's copies."""
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(tmp_path / "source")], check=True)
+    module = tmp_path / "source" / package / "of_before.py"
+    module.touch()
+    distribution = tmp_path / "source" / ("ops_lib" if "ops_lib" in package else "")
+    build = [BIN / "python", "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    for name in ("first", "second"):
+        words = [*build, "--wheel-dir", tmp_path / name, distribution]
+        subprocess.run(words, env={**os.environ, "DDL_BUILD_OPS": "0"}, check=True)
+        module.unlink(missing_ok=True)
+    for name, there in (("first", True), ("second", False)):
+        (wheel,) = (tmp_path / name).iterdir()
+        assert (f"{module.parent.name}/of_before.py" in zipfile.ZipFile(wheel).namelist()) is there
 
 
 def test_no_file_is_in_both_wheels_and_nothing_else_of_the_tree(wheels):

@@ -30,7 +30,7 @@ def compile_driver(folder: Path) -> Path:
     ]:
         subprocess.run(
             [
-                *(tools.compiler, "-std=c++17", "-O2", "-pthread", f"-I{SOURCES}", f"-I{SCRIPTS}"),
+                *(*tools.compiler, "-std=c++17", "-O2", "-pthread", f"-I{SOURCES}", f"-I{SCRIPTS}"),
                 *(*tools.mpi_flags, *more),
                 *(str(SCRIPTS / name) for name in names),
                 *map(str, objects),

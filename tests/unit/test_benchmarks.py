@@ -8,17 +8,18 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import report, turns
+from benchmarks import lineage_answers, report, turns
 from benchmarks.collectives import mpis, peer_rank, peers
 from benchmarks.collectives.__main__ import OPS, SIZES, summarise, table
 from benchmarks.collectives.gradient_sets import GRADIENT_SETS
 from benchmarks.dag_parse import __main__ as dag_parse
-from benchmarks.dag_parse import folders
+from benchmarks.dag_parse import folders, processor
 from benchmarks.horovod_weights import __main__ as horovod_weights
 from benchmarks.staging import __main__ as staging
 from benchmarks.staging import faults
@@ -218,6 +219,29 @@ def test_pipelined_steps_are_compared_with_blocking_ones() -> None:
     assert text[-1] == "pipelined × blocking: 1.50 (1.50–1.50)"
 
 
+def test_groups_are_compared_with_all_in_one() -> None:
+    times = {"ddl": 0.3, "ddl, DDL_GROUP_SIZE=100": 0.2, "ddl, DDL_GROUP_SIZE=10": 0.4}
+    samples = {name: [{"step_s": one, "cpu_s": one}] for name, one in times.items()}
+    text = training.table(training.make_rows(samples, dict.fromkeys(times, 2), 100)).splitlines()
+    assert "ddl, DDL_GROUP_SIZE=100 × all in one: 1.50 (1.50–1.50)" in text
+    assert "ddl, DDL_GROUP_SIZE=10 × all in one: 0.75 (0.75–0.75)" in text
+
+
+def test_a_dag_processor_that_ends_is_told_of(tmp_path: Path) -> None:
+    """Its log is gone with the benchmark's folder."""
+    airflow = tmp_path / "python"
+    airflow.write_text("#!/bin/sh\n[ $3 = db ] || seq 100 && echo no such bundle\n")
+    airflow.chmod(0o755)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(RuntimeError, match="0 of 1 DAGs stored") as caught,
+    ):
+        patch.setattr(sys, "executable", str(airflow))
+        processor.measure(tmp_path / "home", {}, 1, 30, 1)
+    assert "\n100\nno such bundle" in str(caught.value)
+    assert "\n1\n" not in str(caught.value)
+
+
 def test_ways_to_a_dag_are_compared_within_rounds() -> None:
     def samples(*seconds: float) -> list[dict[str, float]]:
         return [{"seconds": one, "cpu_s": one**2} for one in seconds]
@@ -253,6 +277,22 @@ def test_different_weights_end_a_training() -> None:
     with pytest.raises(RuntimeError, match="ddl and horovod"):
         training.check({"ddl": [same, same], "horovod": [other, other]}, 2)
     training.check({"ddl": [same, same], "horovod": [other, other]}, 3)  # sums have an order
+
+
+def test_questions_are_measured_beside_one_that_is_none() -> None:
+    """A word in front has ddl-airflow import that one's commands, and none all of them."""
+    asked: list[list[str]] = []
+
+    def ask(words: list[str], _environ: Mapping[str, str]) -> lineage_answers.Took:
+        asked.append(words)
+        return lineage_answers.Took(0.1, 0.1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lineage_answers, "ask", ask)
+        patch.setattr(lineage_answers, "settle", lambda: None)
+        lineage_answers.measure("/results", {}, 40, 1)
+    assert {words[0] for words in asked} == {"lineage"}
+    assert asked[-1] == ["lineage", "--help"]
 
 
 RANK = """
@@ -325,6 +365,21 @@ def test_mpis_are_compared_with_the_best_of_each_round() -> None:
     assert text[2] == (
         "| alltoall | 4 B | reused | 1.5 us | 4 us | 5 us | Open MPI | 2.00 (2.00–2.00) |"
     )
+
+
+def test_an_mpi_that_is_not_there_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the best peer of those that are left it would be another one, in the same words."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mpis, "PEERS", tmp_path)
+        patch.setattr(mpis, "run", lambda arguments: print(arguments.peers) or 0)
+        patch.setattr(sys, "argv", ["mpis"])
+        assert mpis.main() == 1
+        assert capsys.readouterr() == ("", "MPICH, Intel MPI: not in build/mpi: make bench-mpi\n")
+        patch.setattr(sys, "argv", ["mpis", "--peers", "Open MPI"])
+        assert mpis.main() == 0
+        assert capsys.readouterr().out == "['Open MPI']\n"
 
 
 def test_fresh_buffers_are_many_and_large_ones_fit_into_memory() -> None:

