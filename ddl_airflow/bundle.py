@@ -116,7 +116,8 @@ class ManifestBundle(BaseDagBundle):
 
     def __init__(self, *, path: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._folder = Path(path or conf.get("core", "dags_folder")).expanduser().absolute()
+        folder = os.path.expanduser(path or conf.get("core", "dags_folder"))
+        self._folder = Path(folder).absolute()
         self._latest: str | None = None
         self._written = False  # whether the folder has become that version, whole
         # DAG id -> the file, and the other bundle, that has it; None until somebody has said so.

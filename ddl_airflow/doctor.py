@@ -151,10 +151,10 @@ def _of_bundles() -> Iterator[Finding]:
         said = f"{_BUNDLES} is no list of bundles"
         yield Finding(State.WRONG, "bundles", said, f"Write it as in {_README}.")
         return
-    dag_folder = Path(conf.get("core", "dags_folder")).expanduser()
+    dag_folder = Path(os.path.expanduser(conf.get("core", "dags_folder")))
     ours = [one for one in entries if one.get("classpath") == _OUR_BUNDLE]
     for one in ours:
-        path = Path(_arguments(one).get("path") or dag_folder).expanduser()
+        path = Path(os.path.expanduser(_arguments(one).get("path") or dag_folder))
         name = f"bundle {str(one.get('name', ''))!r}"
         if not path.is_dir():
             fix = f"Make it, or correct path in {_BUNDLES}."
@@ -212,7 +212,7 @@ def _of_other_dags(entries: Sequence[Mapping[str, Any]], dag_folder: Path) -> It
     for one in entries:
         path = _arguments(one).get("path")
         if one.get("classpath") == _DAG_FOLDER_BUNDLE and (
-            path is None or Path(path).expanduser() == dag_folder
+            path is None or Path(os.path.expanduser(path)) == dag_folder
         ):
             return
     if next(dag_folder.rglob("*.py"), None) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from airflow.configuration import AIRFLOW_HOME, conf
@@ -20,7 +21,7 @@ def workspace() -> Path:
     configured = conf.get("ddl", "workspace", fallback="")
     if not configured:
         return Path(AIRFLOW_HOME) / "ddl"
-    folder = Path(configured).expanduser()
+    folder = Path(os.path.expanduser(configured))  # of ~nobody, Path's raises
     if not folder.is_absolute():
         raise SettingInvalid(
             f"[ddl] workspace is {configured}, which is relative. Write an absolute path."

@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from ddl_airflow.core.beneath import make_folder, read_object, share_folder
+from ddl_airflow.core.beneath import make_folder, read_object, share_folder, write_beneath
 from ddl_airflow.core.errors import SettingInvalid
 
 
@@ -394,7 +394,7 @@ class RunLayout:
             if self.replaced.exists():
                 _put_away(self.replaced)
             self.replaced.mkdir(_OURS, parents=True)
-            self.restart_requested.write_text(_MOVING)
+            write_beneath(self.restart_requested, self.workspace, _MOVING.encode())
         own = () if self.experiment_id else (self.experiment,)
         tries = self.state.glob(f"{_TRY}*")
         self.preemptions.unlink(missing_ok=True)

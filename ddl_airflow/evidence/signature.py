@@ -41,7 +41,7 @@ def signing_key(setting: str, secret: Callable[[str], str]) -> Iterator[Path]:
             "connection's password, and name that."
         )
     if "/" in setting:
-        path = Path(setting).expanduser()
+        path = Path(os.path.expanduser(setting))
         try:
             path.open("rb").close()
         except OSError as error:

@@ -134,7 +134,7 @@ def read_setting(setting: str, name: str, parsed: Callable[[bytes, str], _Parsed
     """
     if setting.startswith("{"):
         return parsed(setting.encode(), name)
-    path = Path(setting).expanduser()
+    path = Path(os.path.expanduser(setting))
     try:
         found = path.stat()
         table: _Parsed = _read(path, found.st_mtime_ns, found.st_size, parsed)

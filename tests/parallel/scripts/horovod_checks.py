@@ -935,6 +935,7 @@ def optimizers_of_keras_2_add_up_several_passes() -> None:
         model.fit(np.ones([5, 1]), np.ones([5, 1]), batch_size=1, verbose=0)
         assert np.isclose(model.get_weights()[0][0, 0], -4.0 * MEAN), kinds
         assert int(optimizer.iterations) == 5
+        assert int(optimizer._agg_helper.counter) == 1  # as scripts of Horovod's ask for it
 
 
 @check

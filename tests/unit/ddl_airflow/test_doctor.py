@@ -120,6 +120,13 @@ def test_a_relative_workspace_is_wrong(home, monkeypatch):
     assert "[ddl] workspace is w, which is relative. Write an absolute path." in said
 
 
+def test_a_workspace_of_a_user_who_is_not_there_is_wrong(home, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", "~no-such-user/ddl")
+    state, said = found("workspace")
+    assert state is State.WRONG
+    assert "[ddl] workspace is ~no-such-user/ddl, which is relative." in said
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_workspace_that_cannot_be_written_is_wrong_for_a_user(home):
     (home / "w").mkdir(mode=0o500)

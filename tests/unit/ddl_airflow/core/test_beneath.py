@@ -93,18 +93,20 @@ def test_writing_replaces_a_link_and_does_not_follow_it(run, tmp_path):
 
 
 def test_what_is_written_is_on_disk_before_it_takes_its_place(run, monkeypatch):
-    """A host that crashes just after leaves no empty file."""
+    """A host that crashes just after leaves no empty file, and not the one before."""
     done = []
 
     def fsync(descriptor):
-        assert os.fstat(descriptor).st_size == 3  # not in a buffer of Python's
-        done.append("fsync")
+        found = os.fstat(descriptor)
+        folder = os.path.samestat(found, os.stat(run))
+        assert folder or found.st_size == 3  # not in a buffer of Python's
+        done.append("fsync of the folder" if folder else "fsync")
 
     replace = os.replace
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", lambda *a, **k: [done.append("replace"), replace(*a, **k)])
     write_beneath(run / "state", run, b"new")
-    assert done == ["fsync", "replace"]
+    assert done == ["fsync", "replace", "fsync of the folder"]
     assert (run / "state").read_text() == "new"
 
 

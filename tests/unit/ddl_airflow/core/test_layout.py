@@ -115,6 +115,31 @@ def test_whoever_is_killed_while_it_starts_again_loses_nothing(tmp_path, monkeyp
         assert not layout.progress.exists() and list(layout.checkpoints.iterdir()) == []
 
 
+def test_that_a_training_has_begun_to_start_again_is_on_disk_before_anything_moves(
+    tmp_path, monkeypatch
+):
+    """A host that crashes then leaves no empty note, by which the moved results would go."""
+    layout = RunLayout(tmp_path / "w", "mnist", "mnist-1")
+    layout.create()
+    layout.restart_requested.touch()
+    done, fsync, replace = [], os.fsync, Path.replace
+
+    def synced(descriptor):
+        done.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def moved(self, target):
+        done.append("moved")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", moved)
+    layout.restart()
+    assert "moved" in done
+    note, folder = done[: done.index("moved")]
+    assert Path(note).parent == Path(folder) == layout.restart_requested.parent
+
+
 def test_a_training_starts_again_though_its_ranks_left_what_nobody_else_may_delete(trainer):
     """Ranks of a user of their own, and an Airflow that is not root: here with changed parts."""
     (trainer.place / "w").mkdir()

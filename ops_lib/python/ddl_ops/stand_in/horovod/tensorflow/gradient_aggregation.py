@@ -71,6 +71,16 @@ class LocalGradientAggregation:
         """Whether it has added up gradients of any variables."""
         return bool(self._of)
 
+    @property
+    def counter(self) -> Any:
+        """The passes since the last update, of the variables that were computed last.
+
+        Raises AttributeError before any were.
+        """
+        if not self._of:
+            raise AttributeError("counter: no gradients have been added up")
+        return next(reversed(self._of.values())).counter
+
     def compute(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """What is to be applied, or the sums so far.
 
