@@ -24,6 +24,7 @@ from ddl_ops.equal_weights import mark_equal, require_equal
 from ddl_ops.gradients import name_in_order
 from ddl_ops.keras_optimizer import (
     BROADCASTS,
+    JOINS,
     averages_by_itself,
     is_distributed,
     waiting_gradients,
@@ -175,13 +176,15 @@ class BroadcastCallback(keras.callbacks.Callback):
 class JoinCallback(BroadcastCallback):
     """As BroadcastCallback, for ranks with different numbers of steps in an epoch.
 
-    A rank without data waits at the end of the epoch, before fit() validates. The averages of the
-    others are then over those that still have some, and when the last rank is done, all go on with
-    its weights and optimizer state. Place it before MetricAverageCallback.
+    A rank without data waits at the end of the epoch, before fit() validates, and before other
+    callbacks see that end, wherever this one is placed. The averages of the others are then over
+    those that still have some, and when the last rank is done, all go on with its weights and
+    optimizer state.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        setattr(self, JOINS, self._join)
         self._joined = False  # in this epoch
         self._validates = False
 

@@ -514,6 +514,23 @@ def keras_ranks_that_join_validate_the_weights_that_all_go_on_with() -> None:
 
 
 @check
+def keras_ranks_join_before_any_callback_looks_at_the_weights() -> None:
+    """Without validation, too, and wherever JoinCallback is placed."""
+    x = np.full((2 + 2 * RANK, 1), RANK + 1.0, "float32")
+    most = 2 + 2 * (SIZE - 1)
+    seen: list[int] = []
+    noted = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.append(int(model.optimizer.iterations))
+    )
+    model = slope_model(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    fit = {"batch_size": 1, "epochs": 2, "verbose": 0}
+    model.fit(x, x, callbacks=[noted, ddl.keras.JoinCallback()], **fit)
+    given = keras.callbacks.CallbackList([noted, ddl.keras.JoinCallback()], model=model)
+    model.fit(x, x, callbacks=given, **fit)
+    assert seen == [most, 2 * most, 3 * most, 4 * most], seen
+
+
+@check
 def keras_models_in_threads_of_their_own_train_right() -> None:
     x, y = whole_batch()
     factors = {"first": 1.0, "second": -2.0, "third": 0.5, "fourth": 3.0}
