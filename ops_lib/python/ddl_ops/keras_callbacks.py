@@ -20,7 +20,7 @@ from ddl_ops import progress
 from ddl_ops.checkpoints import newest_model, note_epochs, noted_best
 from ddl_ops.collectives import allreduce_n, barrier, bcast, join
 from ddl_ops.environment import PLACEMENT, checkpoint_folder
-from ddl_ops.equal_weights import mark_equal, require_equal
+from ddl_ops.equal_weights import mark_equal
 from ddl_ops.gradients import name_in_order
 from ddl_ops.keras_optimizer import (
     BROADCASTS,
@@ -155,8 +155,6 @@ class BroadcastCallback(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         if PLACEMENT.size > 1:
             barrier("the end of fit()", _STOPPED_ALONE)
-            if not averages_by_itself(self.model):  # which may mean its ranks to differ for a while
-                require_equal(self.model.trainable_variables)
 
     def _broadcast(self, root: int) -> None:
         optimizers = optimizers_of(self.model)

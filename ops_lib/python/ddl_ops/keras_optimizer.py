@@ -18,7 +18,7 @@ import tensorflow as tf  # noqa: TID253
 
 from ddl_ops import averaging
 from ddl_ops.environment import PLACEMENT, child_of_rank
-from ddl_ops.equal_weights import start_equal
+from ddl_ops.equal_weights import require_equal, start_equal
 from ddl_ops.gradients import reduce_gradients, was_reduced, with_each_row_once
 from ddl_ops.lifecycle import initialised
 from ddl_ops.program_order import stream
@@ -381,7 +381,10 @@ def _hook_fit() -> None:
             own_step = averages_by_itself(self)  # which may mean its ranks to differ for a while
             if _starts_equal(getattr(self, "optimizer", None)) and not own_step and not broadcasts:
                 start_equal(self.trainable_variables, anew=True)
-            return fit(*given.args, **given.kwargs)
+            history = fit(*given.args, **given.kwargs)
+            if broadcasts and not own_step:
+                require_equal(self.trainable_variables)  # with what callbacks set at the end
+            return history
         if PLACEMENT.rank == 0:
             _warn_apart(self.optimizer.name)
         optimizer, before = self.optimizer, averaging.times_averaged()

@@ -629,6 +629,25 @@ def keras_weights_that_end_apart_are_an_error_on_every_rank() -> None:
     assert (_apart_after(float("nan"), epochs=1) == "") == (SIZE == 1)
 
 
+@check
+def keras_weights_that_are_restored_at_the_end_are_compared() -> None:
+    """What EarlyStopping restores after the other callbacks, by a loss of the rank's own."""
+    losses = iter([2.0, 1.0, 3.0] if RANK else [1.0, 2.0, 3.0])
+    own = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: logs.update(val_loss=next(losses))
+    )
+    best = keras.callbacks.EarlyStopping("val_loss", patience=5, restore_best_weights=True)
+    model = keras_model(1)
+    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    x, y = map(my_part, whole_batch())
+    said = ""
+    try:
+        model.fit(x, y, epochs=3, verbose=0, callbacks=[ddl.keras.BroadcastCallback(), own, best])
+    except WeightsDifferError as error:
+        said = str(error)
+    assert ("EarlyStopping(restore_best_weights=True)" in said) == (SIZE > 1), said
+
+
 class _Stops(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         self.model.stop_training = batch == 1
