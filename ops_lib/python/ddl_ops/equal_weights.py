@@ -53,9 +53,10 @@ def start_equal(variables: Sequence[Any], *, anew: bool = False) -> bool:
 
     Args:
         variables: of Keras or TensorFlow, built; others, and None, are left as they are.
-        anew: where a fit() begins, on all ranks: also those known to have been equal before, which
-            the script may have changed since. Else, once all ranks have joined, a rank that had no
-            data before may begin alone, and whoever let it join has given it weights.
+        anew: where a fit() begins, on all ranks, or an optimizer that was made since ranks have
+            joined last: also those known to have been equal before, which the script may have
+            changed since. Else, once all ranks have joined, a rank that had no data before may
+            begin alone, and whoever let it join has given it weights.
 
     Returns whether they are equal now, as far as it can be known; False: they have no values yet.
 

@@ -17,6 +17,7 @@ import keras  # noqa: TID253
 import tensorflow as tf  # noqa: TID253
 
 from ddl_ops import averaging
+from ddl_ops.arrays import times_joined
 from ddl_ops.environment import PLACEMENT, child_of_rank
 from ddl_ops.equal_weights import require_equal, start_equal
 from ddl_ops.gradients import reduce_gradients, was_reduced, with_each_row_once
@@ -39,6 +40,8 @@ BROADCASTS = "_ddl_broadcasts"
 JOINS = "_ddl_joins"
 # On one that another front-end has distributed: its function of gradients and variables.
 _REDUCE = "_ddl_reduce"
+# On a distributed one: how often the ranks had joined when it was made.
+_JOINS = "_ddl_joins_before"
 # On a distributed one: what its gradients are called.
 _NAME = "_ddl_name_of_gradients"
 # Of those so called so far, by the end of the name.
@@ -70,6 +73,7 @@ def distribute(
     Keras optimizer, RuntimeError under mpirun before ddl.init().
     """
     _distribute(optimizer, backward_passes_per_step)
+    setattr(optimizer, _JOINS, times_joined())
     if PLACEMENT.size > 1:
         # Here ranks are in the same order: one without data comes later to its first step.
         with contextlib.suppress(RuntimeError):  # a thread that ranks cannot tell from others
@@ -224,7 +228,10 @@ def _started_equal(optimizer: Any, trainable_variables: Any) -> Any:
         trainable_variables = list(trainable_variables)
     if not hasattr(optimizer, _STARTED):
         trained = trainable_variables or getattr(optimizer, "_trainable_variables", [])
-        if start_equal(trained):
+        # Once ranks have joined since it was made, one that had no data may begin alone.
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        joins = getattr(optimizer, _JOINS, getattr(inner, _JOINS, 0))
+        if start_equal(trained, anew=0 < joins == times_joined()):
             setattr(optimizer, _STARTED, True)
     return trainable_variables
 

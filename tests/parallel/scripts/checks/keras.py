@@ -748,6 +748,53 @@ def keras_models_that_step_by_themselves_may_differ() -> None:
         assert not np.array_equal(before[0], np.asarray(model.trainable_variables[0]))
 
 
+def _train_by_hand(model: keras.Model, optimizer: keras.Optimizer, in_a_function: bool) -> None:
+    x, y = (part.astype("float32") for part in map(my_part, whole_batch()))
+
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x) - y))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    run = tf.function(step) if in_a_function else step
+    run()
+    run()
+
+
+@check
+def keras_models_that_are_made_after_a_join_start_equal() -> None:
+    if SIZE > 1:
+        ddl.join()
+    for in_a_function in (True, False):
+        model = keras_model(RANK + 1)
+        optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        _train_by_hand(model, optimizer, in_a_function)
+        assert_same_everywhere([np.asarray(v) for v in model.trainable_variables])
+
+
+@check
+def keras_states_of_optimizers_start_equal() -> None:
+    """Some have a copy of the weights; and rank 0 alone may have restored one."""
+    arrays._joins.clear()  # of other checks
+    for in_a_function in (True, False):
+        for copies in (True, False):
+            model = keras_model(RANK + 1)
+            kind = keras.optimizers.ScheduleFreeAdamW if copies else keras.optimizers.Adam
+            optimizer = ddl.keras.DistributedOptimizer(kind(0.05))
+            if copies or RANK == 0:
+                optimizer.build(model.trainable_variables)
+            if not copies and RANK == 0:
+                for one in optimizer.variables[2:]:
+                    one.assign(keras.ops.ones_like(one))
+                optimizer.iterations.assign(7)
+            ddl.keras.broadcast_variables(model.weights)
+            _train_by_hand(model, optimizer, in_a_function)
+            states = [np.asarray(v) for v in optimizer.variables]
+            assert_same_everywhere([*model.get_weights(), *states])
+            assert int(optimizer.iterations) == (2 if copies else 9)
+
+
 @check
 def keras_ranks_that_begin_apart_are_given_the_weights_of_the_first() -> None:
     x, y = (part.astype("float32") for part in map(my_part, whole_batch()))
