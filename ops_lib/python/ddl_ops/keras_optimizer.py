@@ -223,7 +223,7 @@ def _redirect(optimizer: Any) -> None:
 
 
 def _started_equal(optimizer: Any, trainable_variables: Any) -> Any:
-    """The variables, as a list if there are any, with which all ranks begin alike."""
+    """The variables, as a list if there are any: all ranks begin alike with them and its states."""
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
     if not hasattr(optimizer, _STARTED):
@@ -231,9 +231,23 @@ def _started_equal(optimizer: Any, trainable_variables: Any) -> Any:
         # Once ranks have joined since it was made, one that had no data may begin alone.
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         joins = getattr(optimizer, _JOINS, getattr(inner, _JOINS, 0))
-        if start_equal(trained, anew=0 < joins == times_joined()):
+        anew = 0 < joins == times_joined()
+        if start_equal(trained, anew=anew):
+            start_equal(_states(optimizer, trained), anew=anew, what="states of the optimizer")
             setattr(optimizer, _STARTED, True)
     return trainable_variables
+
+
+def _states(optimizer: Any, trained: Sequence[Any]) -> list[Any]:
+    """What it has beside gradients that wait. It is built: rank 0 may have loaded one that is."""
+    with tf.init_scope():
+        if PLACEMENT.size == 1 or not tf.executing_eagerly():
+            return []
+        if not optimizer.built and trained:
+            with keras.name_scope(optimizer.name, caller=optimizer):
+                optimizer.build(trained)
+    own = {id(one) for one in waiting_gradients(optimizer)}
+    return [one for one in optimizer.variables if id(one) not in own]
 
 
 def _reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
