@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf  # noqa: TID253
 
 from ddl_ops import progress
-from ddl_ops.checkpoints import newest_model, note_epochs, noted_best
+from ddl_ops.checkpoints import newest_best, note_epochs, noted_best
 from ddl_ops.collectives import allreduce_n, barrier, bcast, join
 from ddl_ops.environment import PLACEMENT, checkpoint_folder
 from ddl_ops.equal_weights import mark_equal
@@ -323,18 +323,16 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_begin(epoch, logs)
         if self._begins and epoch > 0 and self.save_best_only and PLACEMENT.rank == 0:
-            last = self._last_saved()
-            self._best_before = noted_best(last, self.monitor) if last else None
+            self._best_before = self._noted_best()
         self._begins = False
 
-    def _last_saved(self) -> Path | None:
+    def _noted_best(self) -> float | None:
         path = ""
         for text, field, *_ in string.Formatter().parse(self.filepath):
             path += text
-            if field is not None:
-                found, _ = newest_model(Path(os.path.dirname(path)))
-                return found.path if found else None
-        return Path(path)
+            if field is not None:  # others may save in the folder, too, and note no best
+                return newest_best(Path(os.path.dirname(path)), self.monitor)
+        return noted_best(Path(path), self.monitor)
 
     def _take_best_before(self) -> None:
         """As soon as Keras can tell which of two values is the better one."""

@@ -938,6 +938,36 @@ def keras_a_better_model_stays_where_a_later_try_is_worse() -> None:
     assert train(1, 0.7) == ["best.keras"]
 
 
+@check
+def keras_a_better_model_is_known_beside_files_that_note_no_best() -> None:
+    model = keras_model(1)
+    if RANK > 0:
+        return
+    folder = Path(os.environ["DDL_PROGRESS"]).parent / f"{SIZE} best beside others"
+
+    def train(epoch: int, *losses: float) -> None:
+        """As in a process of its own."""
+        best = {"monitor": "val_loss", "save_best_only": True}
+        callbacks = [
+            ddl.keras.CheckpointCallback(folder / "best-{epoch}.keras", **best),
+            ddl.keras.CheckpointCallback(folder / "model-{epoch}.keras"),
+        ]
+        for callback in callbacks:
+            callback.set_model(model)
+            callback.set_params({"steps": 1})
+            callback.on_train_begin()
+        for number, loss in enumerate(losses, epoch):
+            for callback in callbacks:
+                callback.on_epoch_begin(number)
+                callback.on_epoch_end(number, {"val_loss": loss})
+
+    train(0, 0.5, 0.1, 0.4)
+    train(3, 0.3)
+    assert sorted(path.name for path in folder.glob("best-*")) == ["best-1.keras", "best-2.keras"]
+    train(4, 0.05)
+    assert (folder / "best-5.keras").exists()
+
+
 def _weights_of(path: Path) -> bytes:
     return keras.models.load_model(path).get_weights()[0].tobytes()
 
