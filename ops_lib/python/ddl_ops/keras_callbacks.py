@@ -30,6 +30,8 @@ from ddl_ops.keras_optimizer import (
     waiting_gradients,
 )
 
+# On a train_function that passes over batches that were done: weights do not change meanwhile.
+PASSES_OVER = "_ddl_passes_over"
 _STOPPED_ALONE = (
     "Does each rank's val_loss differ? Put ddl.keras.MetricAverageCallback before EarlyStopping, "
     "so that all ranks stop together; and give all ranks the same epochs."
@@ -346,6 +348,8 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
 
     def _save_model(self, epoch: int, batch: int | None, logs: dict[str, Any] | None) -> None:
         if PLACEMENT.rank != 0:
+            return
+        if batch is not None and hasattr(self.model.train_function, PASSES_OVER):
             return
         # Keras counts the epoch that it is in; a try that goes on would leave out the rest of it.
         done = epoch + (batch is None or batch + 1 == (self.params or {}).get("steps"))

@@ -1188,6 +1188,72 @@ def keras_fits_that_train_no_epoch_leave_what_another_one_goes_on_from() -> None
 
 
 @check
+def keras_checkpoints_that_are_further_than_a_place_of_their_epoch_stay() -> None:
+    """Asked to make room at step 3, and killed at step 8: step 8 is what there is."""
+    folder = Path(os.environ["DDL_PROGRESS"]).parent / f"{SIZE} further"
+    saved = folder / "model-0.keras"
+    generator = np.random.RandomState(RANK)
+    x, y = generator.randn(12, 5).astype("float32"), generator.randn(12, 3)
+
+    class EndsAt(keras.callbacks.Callback):
+        def __init__(self, step: int, asked: bool) -> None:
+            super().__init__()
+            self._step, self._asked = step, asked
+
+        def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
+            if batch == 0:
+                begun.append(int(self.model.optimizer._iterations))
+
+        def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+            if batch + 1 == self._step:
+                if not self._asked:
+                    raise InterruptedError("as one that was killed")
+                os.kill(os.getpid(), signal.SIGURG)
+
+    def fit(step: int, *, asked: bool = False, loads: bool = True) -> keras.Model:
+        """As in a process of its own."""
+        preemption._forget()
+        path, done = ddl.keras.newest_checkpoint(folder)
+        if path and loads:
+            model = keras.models.load_model(path)
+            optimizer = model.optimizer
+        else:
+            model = keras_model(1)
+            optimizer = keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)
+        model.compile(ddl.keras.DistributedOptimizer(optimizer), "mse")
+        callbacks = [
+            ddl.keras.BroadcastCallback(),
+            ddl.keras.CheckpointCallback(folder / "model-{epoch}.keras", save_freq=2),
+            EndsAt(step, asked),
+            ddl.keras.PreemptionCallback(folder),
+        ]
+        options = {"batch_size": 1, "shuffle": False, "verbose": 0, "callbacks": callbacks}
+        try:
+            model.fit(x, y, epochs=1, initial_epoch=done, **options)
+        except (SystemExit, InterruptedError):
+            pass
+        else:
+            raise AssertionError("no end")
+        preemption._forget()
+        if SIZE > 1:
+            ddl.barrier("ended")
+        return model
+
+    def saved_after() -> int:
+        return int(keras.models.load_model(saved).optimizer._iterations)
+
+    begun: list[int] = []
+    fit(3, asked=True)
+    fit(8)
+    assert saved_after() == 8
+    # Nobody loads it, so it goes on from step 3, and saves nothing before that is done again.
+    fit(3, loads=False)
+    assert saved_after() == 8
+    fit(9)
+    assert begun == [0, 3, 3, 8], begun
+
+
+@check
 def keras_steps_that_loss_scaling_skips_are_steps_to_go_on_after() -> None:
     """The optimizer counts none of them: its number says less than what is done."""
     batches, lost = 4, 2
