@@ -222,19 +222,24 @@ class PreemptionCallback(keras.callbacks.Callback):
         train = self.model.train_function
         batch: Any = None
 
-        def take_over() -> None:
-            self.model.train_function = train
+        def restore() -> None:
             self._build_metrics(batch)
             mid_epoch.read_own(path, PLACEMENT.rank, self._own(), waiting)
 
+        def take_over() -> None:
+            self.model.train_function = train
+            restore()
+
         def read_only(iterator: Any) -> dict[str, Any]:
             nonlocal left, batch
+            first = batch is None
             for _ in range(min(left, self.model.steps_per_execution)):
                 batch = next(iterator)
                 left -= 1
-            if left:
-                return {}
-            self._trains()
+            if not left:
+                self._trains()
+            elif first:  # callbacks look at the metrics of each batch
+                restore()
             return dict(self.model.get_metrics_result())
 
         self._take_over = take_over
