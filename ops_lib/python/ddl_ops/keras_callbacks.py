@@ -148,11 +148,21 @@ class BroadcastCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if PLACEMENT.launched:
-            barrier(
-                f"the end of epoch {epoch + 1} after {self._steps} steps",
-                "Give all ranks the same number of steps in each epoch (steps_per_epoch=, or "
-                "dataset.take()), or put ddl.keras.JoinCallback in the place of BroadcastCallback.",
+            barrier(f"the end of epoch {epoch + 1} after {self._steps} steps", self._cure())
+
+    def _cure(self) -> str:
+        """What to do where ranks have done different numbers of steps."""
+        steps = (self.params or {}).get("steps")
+        if getattr(self.model, "stop_training", False) and (not steps or self._steps < steps):
+            return (
+                f"Rank {PLACEMENT.rank} has stopped in the middle of the epoch: by TerminateOnNaN, "
+                "or another callback that looks at its own loss. Find out what is wrong with that "
+                "loss, or let all ranks stop after the same step: average it by ddl.allreduce."
             )
+        return (
+            "Give all ranks the same number of steps in each epoch (steps_per_epoch=, or "
+            "dataset.take()), or put ddl.keras.JoinCallback in the place of BroadcastCallback."
+        )
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         if PLACEMENT.size > 1:

@@ -488,6 +488,20 @@ def keras_ranks_with_more_batches_go_on_without_the_others() -> None:
         assert_same_everywhere([np.asarray(v) for v in model.optimizer.variables])
 
 
+@check(least=2)
+def keras_ranks_that_stop_by_themselves_are_named() -> None:
+    model = slope_model(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    x = np.ones((5, 1), "float32")
+    if RANK == 1:
+        x[2] = np.nan
+    callbacks = [ddl.keras.BroadcastCallback(), keras.callbacks.TerminateOnNaN()]
+    fit = {"batch_size": 1, "shuffle": False, "verbose": 0, "callbacks": callbacks}
+    message = mismatch(lambda: model.fit(x, x, **fit))
+    assert "the end of epoch 1 after 3 steps" in message, message
+    assert "Rank 1 has stopped in the middle of the epoch" in message, message
+    assert "TerminateOnNaN" in message and "number of steps" not in message, message
+
+
 @check
 def keras_ranks_that_join_validate_the_weights_that_all_go_on_with() -> None:
     model = slope_model(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
