@@ -387,7 +387,7 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
 class ProgressCallback(keras.callbacks.Callback):
     """Rank 0 appends progress lines to DDL_PROGRESS: step, steps, epoch, loss and all metrics.
 
-    Metrics that are arrays are left out: a line has numbers.
+    What is no number is left out, as metrics that are arrays.
 
     Args:
         steps: steps of the whole training; None: epochs times steps of an epoch, where known.
@@ -439,5 +439,11 @@ class ProgressCallback(keras.callbacks.Callback):
             rate = (self._step - self._written_step) / max(now - self._written_at, 1e-6)
             values["examples_per_s"] = rate * self._batch_size * PLACEMENT.size
         self._written_at, self._written_step = now, self._step
-        numbers = {name: value for name, value in (logs or {}).items() if np.ndim(value) == 0}
+        # Callbacks of the script's own may add texts, or arrays.
+        arrays = {name: np.asarray(value) for name, value in (logs or {}).items()}
+        numbers = {
+            name: float(value)
+            for name, value in arrays.items()
+            if value.ndim == 0 and value.dtype.kind in "biufV"  # V: bfloat16
+        }
         progress.append({**numbers, **values}, source="keras")

@@ -108,6 +108,21 @@ def keras_metrics_of_several_values_are_averaged() -> None:
 
 
 @check
+def keras_texts_among_the_metrics_are_left_out_of_progress() -> None:
+    model = keras_model(1)
+    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    more = {"phase": "warm-up", "nothing": None, "number": np.float32(0.5), "tensor": tf.ones([])}
+    adds = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(more))
+    callbacks = [ddl.keras.BroadcastCallback(), adds, ddl.keras.ProgressCallback(every=0.0)]
+    model.fit(*map(my_part, whole_batch()), verbose=0, callbacks=callbacks)
+    if RANK == 0:
+        lines = map(json.loads, Path(os.environ["DDL_PROGRESS"]).read_text().splitlines())
+        *_, last = (line for line in lines if line["source"] == "keras")
+        assert last["number"] == 0.5 and last["tensor"] == 1.0, last
+        assert "phase" not in last and "nothing" not in last, last
+
+
+@check
 def keras_ranks_without_a_batch_have_the_metrics_of_the_others() -> None:
     """Also one that has had some in the epoch before, and knows its metrics, which are zeros."""
     generator = np.random.RandomState(RANK)
@@ -467,6 +482,20 @@ def keras_epochs_of_different_lengths_are_errors_on_all_ranks() -> None:
     assert_same_everywhere([np.ones(2)])
 
 
+@check(least=2)
+def keras_ranks_that_stop_by_themselves_are_named() -> None:
+    model = slope_model(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    x = np.ones((5, 1), "float32")
+    if RANK == 1:
+        x[2] = np.nan
+    callbacks = [ddl.keras.BroadcastCallback(), keras.callbacks.TerminateOnNaN()]
+    fit = {"batch_size": 1, "shuffle": False, "verbose": 0, "callbacks": callbacks}
+    message = mismatch(lambda: model.fit(x, x, **fit))
+    assert "the end of epoch 1 after 3 steps" in message, message
+    assert "Rank 1 has stopped in the middle of the epoch" in message, message
+    assert "TerminateOnNaN" in message and "number of steps" not in message, message
+
+
 @check
 def keras_ranks_with_more_batches_go_on_without_the_others() -> None:
     rate, momentum = 0.1, 0.5
@@ -486,20 +515,6 @@ def keras_ranks_with_more_batches_go_on_without_the_others() -> None:
             weight += velocity
         np.testing.assert_allclose(model.get_weights()[0], [[weight]], rtol=1e-4)
         assert_same_everywhere([np.asarray(v) for v in model.optimizer.variables])
-
-
-@check(least=2)
-def keras_ranks_that_stop_by_themselves_are_named() -> None:
-    model = slope_model(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
-    x = np.ones((5, 1), "float32")
-    if RANK == 1:
-        x[2] = np.nan
-    callbacks = [ddl.keras.BroadcastCallback(), keras.callbacks.TerminateOnNaN()]
-    fit = {"batch_size": 1, "shuffle": False, "verbose": 0, "callbacks": callbacks}
-    message = mismatch(lambda: model.fit(x, x, **fit))
-    assert "the end of epoch 1 after 3 steps" in message, message
-    assert "Rank 1 has stopped in the middle of the epoch" in message, message
-    assert "TerminateOnNaN" in message and "number of steps" not in message, message
 
 
 @check
@@ -742,26 +757,6 @@ def keras_ranks_that_have_joined_start_a_fit_equal() -> None:
         assert all(np.array_equal(one, other) for one, other in zip(mine, theirs, strict=True))
 
 
-@check
-def keras_models_that_step_by_themselves_may_differ() -> None:
-    """As with weights that are averaged now and then, and not at the end of a fit()."""
-
-    class Alone(keras.Sequential):
-        def train_step(self, data: object) -> dict[str, object]:
-            for weight in self.trainable_variables:
-                weight.assign_add(tf.ones_like(weight) * RANK)
-            return {"loss": tf.constant(0.0)}
-
-    model = Alone([keras.Input((5,)), keras.layers.Dense(3)])
-    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD()), "mse")
-    x, y = (part.astype("float32") for part in map(my_part, whole_batch()))
-    before = [np.asarray(v) for v in model.trainable_variables]
-    for callbacks in ([ddl.keras.BroadcastCallback()], []):
-        model.fit(x, y, verbose=0, callbacks=callbacks)
-    if RANK:
-        assert not np.array_equal(before[0], np.asarray(model.trainable_variables[0]))
-
-
 def _train_by_hand(model: keras.Model, optimizer: keras.Optimizer, in_a_function: bool) -> None:
     x, y = (part.astype("float32") for part in map(my_part, whole_batch()))
 
@@ -807,6 +802,26 @@ def keras_states_of_optimizers_start_equal() -> None:
             states = [np.asarray(v) for v in optimizer.variables]
             assert_same_everywhere([*model.get_weights(), *states])
             assert int(optimizer.iterations) == (2 if copies else 9)
+
+
+@check
+def keras_models_that_step_by_themselves_may_differ() -> None:
+    """As with weights that are averaged now and then, and not at the end of a fit()."""
+
+    class Alone(keras.Sequential):
+        def train_step(self, data: object) -> dict[str, object]:
+            for weight in self.trainable_variables:
+                weight.assign_add(tf.ones_like(weight) * RANK)
+            return {"loss": tf.constant(0.0)}
+
+    model = Alone([keras.Input((5,)), keras.layers.Dense(3)])
+    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    x, y = (part.astype("float32") for part in map(my_part, whole_batch()))
+    before = [np.asarray(v) for v in model.trainable_variables]
+    for callbacks in ([ddl.keras.BroadcastCallback()], []):
+        model.fit(x, y, verbose=0, callbacks=callbacks)
+    if RANK:
+        assert not np.array_equal(before[0], np.asarray(model.trainable_variables[0]))
 
 
 @check
@@ -1171,37 +1186,6 @@ def _ask_to_end_when_some_have_joined(passes: int) -> None:
 
 
 @check
-def keras_ranks_that_find_other_places_to_go_on_from_are_told() -> None:
-    folder = Path(os.environ["DDL_PROGRESS"]).parent / f"{SIZE} of rank {RANK}"
-    if RANK == 0:
-        partial = mid_epoch.begin(folder, 7)
-        mid_epoch.write_model(partial, mid_epoch.Place(7, 0, 0, SIZE), [], [])
-        mid_epoch.finish(partial, folder, 7)
-    callback = ddl.keras.PreemptionCallback(folder)
-    try:
-        callback._go_on(1)  # a checkpoint of that epoch is there: nothing is read
-    except RuntimeError as error:
-        assert RANK > 0 and f"rank {RANK} does not find preempted-7 in {folder}" in str(error)
-    else:
-        assert RANK == 0
-
-
-@check
-def keras_fits_that_train_no_epoch_leave_what_another_one_goes_on_from() -> None:
-    folder = Path(os.environ["DDL_PROGRESS"]).parent / f"{SIZE} no epoch of rank {RANK}"
-    partial = mid_epoch.begin(folder, 7)
-    mid_epoch.write_model(partial, mid_epoch.Place(7, 0, 0, SIZE), [], [])
-    mid_epoch.finish(partial, folder, 7)
-    model = keras_model(1)
-    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD()), "mse")
-    x, y = map(my_part, whole_batch())
-    callback = ddl.keras.PreemptionCallback(folder)
-    model.fit(x, y, initial_epoch=3, epochs=3, verbose=0, callbacks=[callback])
-    preemption._forget()
-    assert (folder / "preempted-7").is_dir()
-
-
-@check
 def keras_checkpoints_that_are_further_than_a_place_of_their_epoch_stay() -> None:
     """Asked to make room at step 3, and killed at step 8: step 8 is what there is."""
     folder = Path(os.environ["DDL_PROGRESS"]).parent / f"{SIZE} further"
@@ -1265,6 +1249,37 @@ def keras_checkpoints_that_are_further_than_a_place_of_their_epoch_stay() -> Non
     assert saved_after() == 8
     fit(9)
     assert begun == [0, 3, 3, 8], begun
+
+
+@check
+def keras_ranks_that_find_other_places_to_go_on_from_are_told() -> None:
+    folder = Path(os.environ["DDL_PROGRESS"]).parent / f"{SIZE} of rank {RANK}"
+    if RANK == 0:
+        partial = mid_epoch.begin(folder, 7)
+        mid_epoch.write_model(partial, mid_epoch.Place(7, 0, 0, SIZE), [], [])
+        mid_epoch.finish(partial, folder, 7)
+    callback = ddl.keras.PreemptionCallback(folder)
+    try:
+        callback._go_on(1)  # a checkpoint of that epoch is there: nothing is read
+    except RuntimeError as error:
+        assert RANK > 0 and f"rank {RANK} does not find preempted-7 in {folder}" in str(error)
+    else:
+        assert RANK == 0
+
+
+@check
+def keras_fits_that_train_no_epoch_leave_what_another_one_goes_on_from() -> None:
+    folder = Path(os.environ["DDL_PROGRESS"]).parent / f"{SIZE} no epoch of rank {RANK}"
+    partial = mid_epoch.begin(folder, 7)
+    mid_epoch.write_model(partial, mid_epoch.Place(7, 0, 0, SIZE), [], [])
+    mid_epoch.finish(partial, folder, 7)
+    model = keras_model(1)
+    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    x, y = map(my_part, whole_batch())
+    callback = ddl.keras.PreemptionCallback(folder)
+    model.fit(x, y, initial_epoch=3, epochs=3, verbose=0, callbacks=[callback])
+    preemption._forget()
+    assert (folder / "preempted-7").is_dir()
 
 
 @check
