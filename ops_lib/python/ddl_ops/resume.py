@@ -166,7 +166,7 @@ class _Look:
 
 
 def _families(folders: Sequence[Path], aside: Path) -> Iterator[list[Path]]:
-    """The files that stand for checkpoints, by folder and by name but for its numbers.
+    """The files that stand for checkpoints, by folder and by name but for its last number.
 
     The newest of each family comes first: as written; where that is one instant, as numbered.
     What was moved aside, perhaps in one of the folders, is none.
@@ -177,7 +177,7 @@ def _families(folders: Sequence[Path], aside: Path) -> Iterator[list[Path]]:
         if path.absolute().is_relative_to(put_aside):
             continue
         if _is_checkpoint(path) and not _is_served(path):
-            families.setdefault((path.parent, _called(path)), []).append(path)
+            families.setdefault((path.parent, _family(path)), []).append(path)
     for family in families.values():
         yield sorted(family, key=_written, reverse=True)
 
@@ -193,6 +193,12 @@ def _is_served(path: Path) -> bool:
 
 def _written(path: Path) -> tuple[int, list[int]]:
     return path.stat().st_mtime_ns, [int(number) for number in re.findall(r"\d+", path.name)]
+
+
+def _family(path: Path) -> str:
+    """The name without its last number, and decimals as of a loss: others may tell models apart."""
+    name = re.sub(r"\d+\.\d+", "#", path.stem)
+    return re.sub(r"\d+(?=\D*$)", "#", name) + path.suffix
 
 
 def _called(path: Path) -> str:
