@@ -199,24 +199,7 @@ def require_whole(checkpoint: Checkpoint) -> None:
         OSError: the file system does not give it, for another reason.
     """
     if checkpoint.path.suffix == ".keras":
-        try:
-            with zipfile.ZipFile(checkpoint.path) as archive:
-                damaged = archive.testzip()
-        except OSError as error:
-            if error.errno in _TROUBLE:
-                raise
-            raise CheckpointUnreadable(str(error)) from error
-        except (
-            zipfile.BadZipFile,
-            zlib.error,
-            EOFError,
-            NotImplementedError,
-            RuntimeError,
-        ) as error:
-            # The last two: methods and keys that a damaged header seems to ask for.
-            raise CheckpointUnreadable(f"{type(error).__name__}: {error}") from error
-        if damaged:
-            raise CheckpointUnreadable(f"{damaged} in it is damaged")
+        require_archive(checkpoint.path)
         return
     prefix = checkpoint.path.name
     # Path.glob() finds none in a folder that cannot be read now.
@@ -227,6 +210,22 @@ def require_whole(checkpoint: Checkpoint) -> None:
     counts = {match[1] for match in shards}
     if not shards or len(counts) > 1 or len(shards) != int(counts.pop()):
         raise CheckpointUnreadable(f"{prefix}.data-* files are missing")
+
+
+def require_archive(path: Path) -> None:
+    """Checks a zip archive against its checksums. Raises as require_whole()."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except OSError as error:
+        if error.errno in _TROUBLE:
+            raise
+        raise CheckpointUnreadable(str(error)) from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        # The last two: methods and keys that a damaged header seems to ask for.
+        raise CheckpointUnreadable(f"{type(error).__name__}: {error}") from error
+    if damaged:
+        raise CheckpointUnreadable(f"{damaged} in it is damaged")
 
 
 def _base_graphs(files: Sequence[Path]) -> list[Path]:

@@ -9,9 +9,10 @@ In DIR it is in a folder of the same name as before; where that has one of its n
 earlier try, in a folder 2, 3 and so on.
 
 Read are checkpoints of tf.train.Saver and tf.train.Checkpoint, against the checksums that
-TensorFlow keeps, ``.keras`` files, against those of the archive, and ``.h5`` files, as far as HDF5
-notices what is missing: it has no checksums. TensorFlow is imported only where there are any of its
-own. Older checkpoints than the first complete one are not read.
+TensorFlow keeps, ``.keras`` files and the archives of folders ``preempted-<step>``, against those
+of the archive, and ``.h5`` files, as far as HDF5 notices what is missing: it has no checksums.
+TensorFlow is imported only where there are any of its own. Older checkpoints than the first
+complete one are not read.
 
 What keras.callbacks.BackupAndRestore keeps is one checkpoint: without its weights it would take the
 epoch from the file beside them, and train the last epochs on new weights.
@@ -30,10 +31,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from ddl_ops.checkpoints import Checkpoint, CheckpointUnreadable, require_whole
+from ddl_ops.checkpoints import Checkpoint, CheckpointUnreadable, require_archive, require_whole
 
 _SUFFIXES = (".index", ".keras", ".h5")
 _STATE = "checkpoint"
+# A folder of ddl.keras.PreemptionCallback (mid_epoch.py).
+_PLACE = re.compile(r"preempted-\d+")
 # Of keras.callbacks.BackupAndRestore: its weights, and beside them how far they are trained. With
 # double_checkpoint=True there are both of the time before, too.
 _BACKUP, _BACKUP_EPOCH, _BEFORE = "latest.weights.h5", "training_metadata.json", ".bkp"
@@ -75,7 +78,7 @@ class _Look:
         for path in newest_first:
             if path in self._whole:
                 return path
-            if not path.is_file():
+            if not path.exists():
                 continue  # a link to one that was damaged, and has been moved
             try:
                 _require_readable(path)
@@ -184,6 +187,8 @@ def _families(folders: Sequence[Path], aside: Path) -> Iterator[list[Path]]:
 
 def _is_checkpoint(path: Path) -> bool:
     """Whether a script finds one there: a link may lead to one that it has removed since."""
+    if _PLACE.fullmatch(path.name):
+        return path.is_dir()
     return path.suffix in _SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
@@ -216,6 +221,13 @@ def _name(path: Path) -> str:
 
 def _require_readable(path: Path) -> None:
     """Raises CheckpointUnreadable unless all of it can be read."""
+    if path.is_dir():
+        for archive in sorted(path.glob("*.npz")):
+            try:
+                require_archive(archive)
+            except CheckpointUnreadable as error:
+                raise CheckpointUnreadable(f"{archive.name}: {error}") from error
+        return
     if path.suffix == ".h5":
         _require_hdf5(path)
         if path.name == _BACKUP:

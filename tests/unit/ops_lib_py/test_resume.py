@@ -411,6 +411,23 @@ def test_files_that_differ_by_the_number_of_their_model_are_families(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("damaged", ["model.npz", "rank-1.npz"])
+def test_a_place_in_an_epoch_that_is_damaged_is_moved(tmp_path, damaged):
+    for step in (9, 10):
+        place = tmp_path / "checkpoints" / f"preempted-{step}"
+        place.mkdir(parents=True)
+        for name in ("model.npz", "rank-0.npz", "rank-1.npz"):
+            np.savez(place / name, a=np.arange(5000))
+    flip(place / damaged, 500)
+    moved, whole = resume.leave_whole([tmp_path], tmp_path / "aside")
+    assert moved.startswith(f"preempted-10 is damaged or half written ({damaged}: ")
+    assert moved.endswith(f"now in {tmp_path / 'aside' / 'checkpoints'}")
+    assert whole == "preempted-9 is the newest complete one to go on from"
+    assert os.listdir(tmp_path / "checkpoints") == ["preempted-9"]
+    assert len(list((tmp_path / "aside" / "checkpoints" / "preempted-10").iterdir())) == 3
+    assert resume.leave_whole([tmp_path], tmp_path / "aside") == [whole]
+
+
 @pytest.mark.parametrize("damaged", ["latest.weights.h5", "training_metadata.json"])
 @pytest.mark.parametrize("before", [True, False])
 def test_what_keras_backs_up_is_one_checkpoint(tmp_path, damaged, before):
