@@ -477,7 +477,10 @@ class Train(ScriptTry[TrainStep]):
         env = {"CUDA_VISIBLE_DEVICES": "-1"}  # it reads files; GPUs are for the ranks
         for folder in folders or (layout.result, layout.experiment):
             there = paths_below(folder) if folder.is_dir() else ()
-            if not any(path.suffix in READ_AGAIN for path in there):
+            if not any(
+                path.suffix in READ_AGAIN or path.parent.name.startswith("preempted-")
+                for path in there
+            ):
                 continue
             # Those of an experiment apart: none of them is ever in the store.
             of_experiment = folder == layout.experiment

@@ -139,6 +139,11 @@ def last_to_join() -> int | None:
     return _joins[-1] if _joins else None
 
 
+def times_joined() -> int:
+    """How often all ranks have joined; the answer is the same on all."""
+    return len(_joins)
+
+
 def have_joined() -> bool:
     """Whether all ranks have joined before; the answer is the same on all."""
     return bool(_joins)

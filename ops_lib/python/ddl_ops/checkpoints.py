@@ -157,6 +157,14 @@ def noted_best(path: Path, metric: str) -> float | None:
     return value if isinstance(value, float) and math.isfinite(value) else None
 
 
+def newest_best(folder: Path, metric: str) -> float | None:
+    """As noted_best(), of the newest ``.keras`` file that has a note of that metric."""
+    for found in _keras_newest_first(_keras_files(folder)):
+        if (best := noted_best(found.path, metric)) is not None:
+            return best
+    return None
+
+
 def newest_model(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
     """The newest ``.keras`` file that tells how many epochs are done; None if there is none.
 
@@ -167,20 +175,20 @@ def newest_model(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
     By time of writing, as in find(). It is whole where a launcher of ours has started the ranks:
     ddl_ops.resume has put damaged ones aside.
     """
-    models = [
-        path
-        for path in folder.glob("*.keras")
-        # A link may lead to a model that was damaged, and has been moved, or that was removed.
-        if not path.name.startswith(".") and path.is_file()
-    ]
     passed_over: list[Path] = []
-    for found in _keras_newest_first(models):
+    for found in _keras_newest_first(_keras_files(folder)):
         name = found.path.name
         if _noted_epochs(found.path) is not None or re.fullmatch(r"model-\d+\.keras", name):
             return found, passed_over
         if re.search(r"\d\.keras$", name):
             passed_over.append(found.path)
     return None, passed_over
+
+
+def _keras_files(folder: Path) -> list[Path]:
+    # A link may lead to a model that was damaged, and has been moved, or that was removed.
+    files = folder.glob("*.keras")
+    return [path for path in files if not path.name.startswith(".") and path.is_file()]
 
 
 def require_whole(checkpoint: Checkpoint) -> None:
@@ -191,24 +199,7 @@ def require_whole(checkpoint: Checkpoint) -> None:
         OSError: the file system does not give it, for another reason.
     """
     if checkpoint.path.suffix == ".keras":
-        try:
-            with zipfile.ZipFile(checkpoint.path) as archive:
-                damaged = archive.testzip()
-        except OSError as error:
-            if error.errno in _TROUBLE:
-                raise
-            raise CheckpointUnreadable(str(error)) from error
-        except (
-            zipfile.BadZipFile,
-            zlib.error,
-            EOFError,
-            NotImplementedError,
-            RuntimeError,
-        ) as error:
-            # The last two: methods and keys that a damaged header seems to ask for.
-            raise CheckpointUnreadable(f"{type(error).__name__}: {error}") from error
-        if damaged:
-            raise CheckpointUnreadable(f"{damaged} in it is damaged")
+        require_archive(checkpoint.path)
         return
     prefix = checkpoint.path.name
     # Path.glob() finds none in a folder that cannot be read now.
@@ -219,6 +210,22 @@ def require_whole(checkpoint: Checkpoint) -> None:
     counts = {match[1] for match in shards}
     if not shards or len(counts) > 1 or len(shards) != int(counts.pop()):
         raise CheckpointUnreadable(f"{prefix}.data-* files are missing")
+
+
+def require_archive(path: Path) -> None:
+    """Checks a zip archive against its checksums. Raises as require_whole()."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except OSError as error:
+        if error.errno in _TROUBLE:
+            raise
+        raise CheckpointUnreadable(str(error)) from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        # The last two: methods and keys that a damaged header seems to ask for.
+        raise CheckpointUnreadable(f"{type(error).__name__}: {error}") from error
+    if damaged:
+        raise CheckpointUnreadable(f"{damaged} in it is damaged")
 
 
 def _base_graphs(files: Sequence[Path]) -> list[Path]:

@@ -42,7 +42,7 @@ def mark_equal(variables: Sequence[Any]) -> None:
             setattr(variable, _EQUAL, True)
 
 
-def start_equal(variables: Sequence[Any], *, anew: bool = False) -> bool:
+def start_equal(variables: Sequence[Any], *, anew: bool = False, what: str = "weights") -> bool:
     """Before their first gradients are reduced: ranks with other values get those of the first one.
 
     Collective where not all are known to be equal, and then at a place where all ranks are: each
@@ -53,9 +53,11 @@ def start_equal(variables: Sequence[Any], *, anew: bool = False) -> bool:
 
     Args:
         variables: of Keras or TensorFlow, built; others, and None, are left as they are.
-        anew: where a fit() begins, on all ranks: also those known to have been equal before, which
-            the script may have changed since. Else, once all ranks have joined, a rank that had no
-            data before may begin alone, and whoever let it join has given it weights.
+        anew: where a fit() begins, on all ranks, or an optimizer that was made since ranks have
+            joined last: also those known to have been equal before, which the script may have
+            changed since. Else, once all ranks have joined, a rank that had no data before may
+            begin alone, and whoever let it join has given it weights.
+        what: they are.
 
     Returns whether they are equal now, as far as it can be known; False: they have no values yet.
 
@@ -74,15 +76,15 @@ def start_equal(variables: Sequence[Any], *, anew: bool = False) -> bool:
             return False
         if not new:
             return True
-        mine = f"rank {PLACEMENT.rank} has {len(new)} variables, others have more or fewer"
+        mine = f"rank {PLACEMENT.rank} has {len(new)} {what}, others have more or fewer"
         digests, absent = _digests_of(values, len(values))
-        root, indices = _differing(digests, absent, "the weights at the start", mine)
+        root, indices = _differing(digests, absent, f"the {what} at the start", mine)
         for index in indices:
             new[index].assign(_taken(values[index], _path(new[index]), root))
     mark_equal(new)
     if indices and PLACEMENT.rank == root:
         arrays.say(
-            f"{_began_apart([_path(new[index]) for index in indices], root)} "
+            f"{_began_apart([_path(new[index]) for index in indices], root, what)} "
             "ddl.keras.BroadcastCallback, or ddl.keras.broadcast_variables before the first step, "
             "does that for what is not trained, too."
         )
@@ -194,9 +196,9 @@ def _taken(value: np.ndarray[Any, Any], name: str, root: int) -> np.ndarray[Any,
     return np.frombuffer(bits.tobytes(), value.dtype, value.size).reshape(value.shape)
 
 
-def _began_apart(names: Sequence[str], root: int) -> str:
+def _began_apart(names: Sequence[str], root: int, what: str = "weights") -> str:
     return (
-        f"the ranks began with different weights, as {_named(names)}. All go on with those of rank "
+        f"the ranks began with different {what}, as {_named(names)}. All go on with those of rank "
         f"{root}."
     )
 

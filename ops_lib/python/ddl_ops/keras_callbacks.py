@@ -17,18 +17,21 @@ import numpy as np
 import tensorflow as tf  # noqa: TID253
 
 from ddl_ops import progress
-from ddl_ops.checkpoints import newest_model, note_epochs, noted_best
+from ddl_ops.checkpoints import newest_best, note_epochs, noted_best
 from ddl_ops.collectives import allreduce_n, barrier, bcast, join
 from ddl_ops.environment import PLACEMENT, checkpoint_folder
-from ddl_ops.equal_weights import mark_equal, require_equal
+from ddl_ops.equal_weights import mark_equal
 from ddl_ops.gradients import name_in_order
 from ddl_ops.keras_optimizer import (
     BROADCASTS,
+    JOINS,
     averages_by_itself,
     is_distributed,
     waiting_gradients,
 )
 
+# On a train_function that passes over batches that were done: weights do not change meanwhile.
+PASSES_OVER = "_ddl_passes_over"
 _STOPPED_ALONE = (
     "Does each rank's val_loss differ? Put ddl.keras.MetricAverageCallback before EarlyStopping, "
     "so that all ranks stop together; and give all ranks the same epochs."
@@ -145,17 +148,25 @@ class BroadcastCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if PLACEMENT.launched:
-            barrier(
-                f"the end of epoch {epoch + 1} after {self._steps} steps",
-                "Give all ranks the same number of steps in each epoch (steps_per_epoch=, or "
-                "dataset.take()), or put ddl.keras.JoinCallback in the place of BroadcastCallback.",
+            barrier(f"the end of epoch {epoch + 1} after {self._steps} steps", self._cure())
+
+    def _cure(self) -> str:
+        """What to do where ranks have done different numbers of steps."""
+        steps = (self.params or {}).get("steps")
+        if getattr(self.model, "stop_training", False) and (not steps or self._steps < steps):
+            return (
+                f"Rank {PLACEMENT.rank} has stopped in the middle of the epoch: by TerminateOnNaN, "
+                "or another callback that looks at its own loss. Find out what is wrong with that "
+                "loss, or let all ranks stop after the same step: average it by ddl.allreduce."
             )
+        return (
+            "Give all ranks the same number of steps in each epoch (steps_per_epoch=, or "
+            "dataset.take()), or put ddl.keras.JoinCallback in the place of BroadcastCallback."
+        )
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         if PLACEMENT.size > 1:
             barrier("the end of fit()", _STOPPED_ALONE)
-            if not averages_by_itself(self.model):  # which may mean its ranks to differ for a while
-                require_equal(self.model.trainable_variables)
 
     def _broadcast(self, root: int) -> None:
         optimizers = optimizers_of(self.model)
@@ -175,13 +186,15 @@ class BroadcastCallback(keras.callbacks.Callback):
 class JoinCallback(BroadcastCallback):
     """As BroadcastCallback, for ranks with different numbers of steps in an epoch.
 
-    A rank without data waits at the end of the epoch, before fit() validates. The averages of the
-    others are then over those that still have some, and when the last rank is done, all go on with
-    its weights and optimizer state. Place it before MetricAverageCallback.
+    A rank without data waits at the end of the epoch, before fit() validates, and before other
+    callbacks see that end, wherever this one is placed. The averages of the others are then over
+    those that still have some, and when the last rank is done, all go on with its weights and
+    optimizer state.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        setattr(self, JOINS, self._join)
         self._joined = False  # in this epoch
         self._validates = False
 
@@ -322,18 +335,16 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_begin(epoch, logs)
         if self._begins and epoch > 0 and self.save_best_only and PLACEMENT.rank == 0:
-            last = self._last_saved()
-            self._best_before = noted_best(last, self.monitor) if last else None
+            self._best_before = self._noted_best()
         self._begins = False
 
-    def _last_saved(self) -> Path | None:
+    def _noted_best(self) -> float | None:
         path = ""
         for text, field, *_ in string.Formatter().parse(self.filepath):
             path += text
-            if field is not None:
-                found, _ = newest_model(Path(os.path.dirname(path)))
-                return found.path if found else None
-        return Path(path)
+            if field is not None:  # others may save in the folder, too, and note no best
+                return newest_best(Path(os.path.dirname(path)), self.monitor)
+        return noted_best(Path(path), self.monitor)
 
     def _take_best_before(self) -> None:
         """As soon as Keras can tell which of two values is the better one."""
@@ -347,6 +358,8 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
 
     def _save_model(self, epoch: int, batch: int | None, logs: dict[str, Any] | None) -> None:
         if PLACEMENT.rank != 0:
+            return
+        if batch is not None and hasattr(self.model.train_function, PASSES_OVER):
             return
         # Keras counts the epoch that it is in; a try that goes on would leave out the rest of it.
         done = epoch + (batch is None or batch + 1 == (self.params or {}).get("steps"))
@@ -374,7 +387,7 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
 class ProgressCallback(keras.callbacks.Callback):
     """Rank 0 appends progress lines to DDL_PROGRESS: step, steps, epoch, loss and all metrics.
 
-    Metrics that are arrays are left out: a line has numbers.
+    What is no number is left out, as metrics that are arrays.
 
     Args:
         steps: steps of the whole training; None: epochs times steps of an epoch, where known.
@@ -426,5 +439,11 @@ class ProgressCallback(keras.callbacks.Callback):
             rate = (self._step - self._written_step) / max(now - self._written_at, 1e-6)
             values["examples_per_s"] = rate * self._batch_size * PLACEMENT.size
         self._written_at, self._written_step = now, self._step
-        numbers = {name: value for name, value in (logs or {}).items() if np.ndim(value) == 0}
+        # Callbacks of the script's own may add texts, or arrays.
+        arrays = {name: np.asarray(value) for name, value in (logs or {}).items()}
+        numbers = {
+            name: float(value)
+            for name, value in arrays.items()
+            if value.ndim == 0 and value.dtype.kind in "biufV"  # V: bfloat16
+        }
         progress.append({**numbers, **values}, source="keras")

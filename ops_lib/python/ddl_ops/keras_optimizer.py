@@ -17,8 +17,9 @@ import keras  # noqa: TID253
 import tensorflow as tf  # noqa: TID253
 
 from ddl_ops import averaging
+from ddl_ops.arrays import times_joined
 from ddl_ops.environment import PLACEMENT, child_of_rank
-from ddl_ops.equal_weights import start_equal
+from ddl_ops.equal_weights import require_equal, start_equal
 from ddl_ops.gradients import reduce_gradients, was_reduced, with_each_row_once
 from ddl_ops.lifecycle import initialised
 from ddl_ops.program_order import stream
@@ -35,8 +36,12 @@ _APPLIED_ALONE = "_ddl_applied_alone"
 _AVERAGES = "_ddl_averages"
 # On a callback that gives all ranks the same weights when fit() begins.
 BROADCASTS = "_ddl_broadcasts"
+# On one with which ranks join at the end of an epoch: what lets this rank join.
+JOINS = "_ddl_joins"
 # On one that another front-end has distributed: its function of gradients and variables.
 _REDUCE = "_ddl_reduce"
+# On a distributed one: how often the ranks had joined when it was made.
+_JOINS = "_ddl_joins_before"
 # On a distributed one: what its gradients are called.
 _NAME = "_ddl_name_of_gradients"
 # Of those so called so far, by the end of the name.
@@ -68,6 +73,7 @@ def distribute(
     Keras optimizer, RuntimeError under mpirun before ddl.init().
     """
     _distribute(optimizer, backward_passes_per_step)
+    setattr(optimizer, _JOINS, times_joined())
     if PLACEMENT.size > 1:
         # Here ranks are in the same order: one without data comes later to its first step.
         with contextlib.suppress(RuntimeError):  # a thread that ranks cannot tell from others
@@ -217,14 +223,31 @@ def _redirect(optimizer: Any) -> None:
 
 
 def _started_equal(optimizer: Any, trainable_variables: Any) -> Any:
-    """The variables, as a list if there are any, with which all ranks begin alike."""
+    """The variables, as a list if there are any: all ranks begin alike with them and its states."""
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
     if not hasattr(optimizer, _STARTED):
         trained = trainable_variables or getattr(optimizer, "_trainable_variables", [])
-        if start_equal(trained):
+        # Once ranks have joined since it was made, one that had no data may begin alone.
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        joins = getattr(optimizer, _JOINS, getattr(inner, _JOINS, 0))
+        anew = 0 < joins == times_joined()
+        if start_equal(trained, anew=anew):
+            start_equal(_states(optimizer, trained), anew=anew, what="states of the optimizer")
             setattr(optimizer, _STARTED, True)
     return trainable_variables
+
+
+def _states(optimizer: Any, trained: Sequence[Any]) -> list[Any]:
+    """What it has beside gradients that wait. It is built: rank 0 may have loaded one that is."""
+    with tf.init_scope():
+        if PLACEMENT.size == 1 or not tf.executing_eagerly():
+            return []
+        if not optimizer.built and trained:
+            with keras.name_scope(optimizer.name, caller=optimizer):
+                optimizer.build(trained)
+    own = {id(one) for one in waiting_gradients(optimizer)}
+    return [one for one in optimizer.variables if id(one) not in own]
 
 
 def _reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
@@ -366,20 +389,28 @@ def _distributed_after_all(optimizer: Any) -> None:
 def _hook_fit() -> None:
     owner: Any = _owner(keras.Model, "fit")
     fit: Callable[..., Any] = owner.fit
+    signature = inspect.signature(fit)
 
     @functools.wraps(fit)
     def fit_together(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if child_of_rank() or not _trains_apart(self):
-            if _starts_equal(getattr(self, "optimizer", None)) and not averages_by_itself(self):
-                given = inspect.signature(fit).bind_partial(self, *args, **kwargs).arguments
-                if not _broadcasts(given.get("callbacks")):
-                    start_equal(self.trainable_variables, anew=True)
+        if child_of_rank():
             return fit(self, *args, **kwargs)
+        given = signature.bind_partial(self, *args, **kwargs)
+        given.arguments["callbacks"] = _join_first(given.arguments.get("callbacks"))
+        if not _trains_apart(self):
+            broadcasts = _broadcasts(given.arguments["callbacks"])
+            own_step = averages_by_itself(self)  # which may mean its ranks to differ for a while
+            if _starts_equal(getattr(self, "optimizer", None)) and not own_step and not broadcasts:
+                start_equal(self.trainable_variables, anew=True)
+            history = fit(*given.args, **given.kwargs)
+            if broadcasts and not own_step:
+                require_equal(self.trainable_variables)  # with what callbacks set at the end
+            return history
         if PLACEMENT.rank == 0:
             _warn_apart(self.optimizer.name)
         optimizer, before = self.optimizer, averaging.times_averaged()
         try:
-            return fit(self, *args, **kwargs)
+            return fit(*given.args, **given.kwargs)
         finally:
             # An apply() of the script's own, or a callback, may average; a graph is made once.
             if averaging.times_averaged() > before:
@@ -395,11 +426,33 @@ def _starts_equal(optimizer: Any) -> bool:
     return is_distributed(optimizer) and not hasattr(inner, _REDUCE)
 
 
+def _listed(callbacks: Any) -> list[Any]:
+    """Those given to fit(); of a CallbackList the list that it calls."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks.callbacks
+    several = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+    return [one for one in several if one is not None]
+
+
+def _join_first(callbacks: Any) -> Any:
+    """Lets ranks join at the end of an epoch before any callback looks at their weights.
+
+    A CallbackList is changed. The JoinCallback stays where it is for all else that it does: what
+    one rank alone restores when the training begins has to be there before it broadcasts.
+    """
+    listed = _listed(callbacks)
+    joins = [join for one in listed if (join := getattr(one, JOINS, None))]
+    if not joins or hasattr(listed[0], JOINS):
+        return callbacks
+    first = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: joins[0]())
+    setattr(first, JOINS, joins[0])
+    listed.insert(0, first)
+    return callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else listed
+
+
 def _broadcasts(callbacks: Any) -> bool:
     """Whether one of those given to fit() gives all ranks rank 0's weights when it begins."""
-    if not isinstance(callbacks, (list, tuple)):
-        callbacks = getattr(callbacks, "callbacks", None) or [callbacks]
-    return any(getattr(callback, BROADCASTS, False) for callback in callbacks)
+    return any(getattr(callback, BROADCASTS, False) for callback in _listed(callbacks))
 
 
 def averages_by_itself(model: Any) -> bool:

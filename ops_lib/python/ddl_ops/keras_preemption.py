@@ -13,7 +13,7 @@ import keras  # noqa: TID253
 from ddl_ops import mid_epoch, preemption
 from ddl_ops.arrays import barrier, have_joined
 from ddl_ops.environment import PLACEMENT, checkpoint_folder
-from ddl_ops.keras_callbacks import optimizers_of
+from ddl_ops.keras_callbacks import PASSES_OVER, optimizers_of
 from ddl_ops.keras_optimizer import waiting_gradients
 from ddl_ops.lifecycle import initialised
 
@@ -65,8 +65,7 @@ class PreemptionCallback(keras.callbacks.Callback):
         done = max(self._step_before_epoch + self._batch, self._saved)
         if self._first:
             per_epoch = (self.params or {}).get("steps") or 0
-            counted = int(getattr(self.model.optimizer, "iterations", 0))
-            done = max(counted, epoch * per_epoch)
+            done = max(self._counted(), epoch * per_epoch)
         if self._first or have_joined():
             done = preemption.furthest(done)
         self._epoch, self._batch, self._step_before_epoch = epoch, 0, done
@@ -89,6 +88,11 @@ class PreemptionCallback(keras.callbacks.Callback):
         # that had no epoch left has not gone on from it: another fit() is to.
         if PLACEMENT.rank == 0 and not self._first:
             mid_epoch.remove(self._folder)
+
+    def _counted(self) -> int:
+        """The steps that compile()'s optimizer has counted, each pass of accumulation as one."""
+        optimizer = self.model.optimizer
+        return int(getattr(getattr(optimizer, "inner_optimizer", optimizer), "_iterations", 0))
 
     def _own(self) -> list[Any]:
         """What differs by rank: random generators and metrics."""
@@ -184,6 +188,15 @@ class PreemptionCallback(keras.callbacks.Callback):
                 "done. Give fit() the epoch: "
                 "path, done = ddl.keras.newest_checkpoint(); model.fit(initial_epoch=done)."
             )
+        # A checkpoint of the middle of the epoch, by save_freq, may be newer.
+        if (counted := preemption.furthest(self._counted())) > place.step:
+            if PLACEMENT.rank == 0:
+                print(
+                    f"ddl: does not go on from step {place.step}: the model that fit() begins "
+                    f"with has {counted} done, and begins epoch {epoch + 1} anew",
+                    flush=True,
+                )
+            return
         mid_epoch.read_model(path, self._common(path))
         self._step_before_epoch = place.step - place.batch
         if place.size != PLACEMENT.size:
@@ -209,22 +222,28 @@ class PreemptionCallback(keras.callbacks.Callback):
         train = self.model.train_function
         batch: Any = None
 
-        def take_over() -> None:
-            self.model.train_function = train
+        def restore() -> None:
             self._build_metrics(batch)
             mid_epoch.read_own(path, PLACEMENT.rank, self._own(), waiting)
 
+        def take_over() -> None:
+            self.model.train_function = train
+            restore()
+
         def read_only(iterator: Any) -> dict[str, Any]:
             nonlocal left, batch
+            first = batch is None
             for _ in range(min(left, self.model.steps_per_execution)):
                 batch = next(iterator)
                 left -= 1
-            if left:
-                return {}
-            self._trains()
+            if not left:
+                self._trains()
+            elif first:  # callbacks look at the metrics of each batch
+                restore()
             return dict(self.model.get_metrics_result())
 
         self._take_over = take_over
+        setattr(read_only, PASSES_OVER, True)
         self.model.train_function = read_only
 
     def _build_metrics(self, batch: Any) -> None:

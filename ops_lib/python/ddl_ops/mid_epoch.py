@@ -30,7 +30,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ddl_ops.arrays import add, broadcast
+from ddl_ops.arrays import add, broadcast, say
 from ddl_ops.environment import PLACEMENT
 
 _NAME = "preempted-"
@@ -224,6 +224,11 @@ def read_batch(path: Path, rank: int, place: Place) -> int:
         with np.load(file) as arrays:
             if _BATCH in arrays.files:
                 return int(arrays[_BATCH])
+    else:
+        say(
+            f"{file} is not there: random generators, metrics of the epoch and gradients that "
+            "waited begin anew"
+        )
     return place.batch
 
 

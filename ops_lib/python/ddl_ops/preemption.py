@@ -104,6 +104,7 @@ def end_of_step(step: int) -> None:
     """See ``ddl.end_of_step``."""
     if _State.save is None:
         raise RuntimeError("ddl.end_of_step() before ddl.on_preempt(save): say what saves.")
+    step = progress.whole_steps(step, "ddl.end_of_step")
     if PLACEMENT.rank == 0:
         _State.done = step
         if time.monotonic() - _State.reported_at >= _REPORT_S:

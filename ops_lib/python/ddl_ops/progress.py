@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import operator
 import os
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from ddl_ops.environment import read_placement
 
 _COUNTS = frozenset({"step", "steps", "epoch"})
+
+
+def whole_steps(step: Any, of: str) -> int:
+    """The number of steps that a script has given, which may be NumPy's or TensorFlow's.
+
+    Args:
+        step: given.
+        of: what it was given, as "ddl.end_of_step".
+
+    Raises TypeError unless it is a whole number.
+    """
+    value = step.numpy() if hasattr(step, "numpy") else step
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            return operator.index(value)
+    raise TypeError(f"{of}({step!r}): give it the number of steps done, a whole number.")
 
 
 def append(values: Mapping[str, float | None], *, source: str) -> None:

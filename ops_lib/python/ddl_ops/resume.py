@@ -9,9 +9,10 @@ In DIR it is in a folder of the same name as before; where that has one of its n
 earlier try, in a folder 2, 3 and so on.
 
 Read are checkpoints of tf.train.Saver and tf.train.Checkpoint, against the checksums that
-TensorFlow keeps, ``.keras`` files, against those of the archive, and ``.h5`` files, as far as HDF5
-notices what is missing: it has no checksums. TensorFlow is imported only where there are any of its
-own. Older checkpoints than the first complete one are not read.
+TensorFlow keeps, ``.keras`` files and the archives of folders ``preempted-<step>``, against those
+of the archive, and ``.h5`` files, as far as HDF5 notices what is missing: it has no checksums.
+TensorFlow is imported only where there are any of its own. Older checkpoints than the first
+complete one are not read.
 
 What keras.callbacks.BackupAndRestore keeps is one checkpoint: without its weights it would take the
 epoch from the file beside them, and train the last epochs on new weights.
@@ -30,10 +31,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from ddl_ops.checkpoints import Checkpoint, CheckpointUnreadable, require_whole
+from ddl_ops.checkpoints import Checkpoint, CheckpointUnreadable, require_archive, require_whole
 
 _SUFFIXES = (".index", ".keras", ".h5")
 _STATE = "checkpoint"
+# A folder of ddl.keras.PreemptionCallback (mid_epoch.py).
+_PLACE = re.compile(r"preempted-\d+")
 # Of keras.callbacks.BackupAndRestore: its weights, and beside them how far they are trained. With
 # double_checkpoint=True there are both of the time before, too.
 _BACKUP, _BACKUP_EPOCH, _BEFORE = "latest.weights.h5", "training_metadata.json", ".bkp"
@@ -75,7 +78,7 @@ class _Look:
         for path in newest_first:
             if path in self._whole:
                 return path
-            if not path.is_file():
+            if not path.exists():
                 continue  # a link to one that was damaged, and has been moved
             try:
                 _require_readable(path)
@@ -166,7 +169,7 @@ class _Look:
 
 
 def _families(folders: Sequence[Path], aside: Path) -> Iterator[list[Path]]:
-    """The files that stand for checkpoints, by folder and by name but for its numbers.
+    """The files that stand for checkpoints, by folder and by name but for its last number.
 
     The newest of each family comes first: as written; where that is one instant, as numbered.
     What was moved aside, perhaps in one of the folders, is none.
@@ -177,13 +180,15 @@ def _families(folders: Sequence[Path], aside: Path) -> Iterator[list[Path]]:
         if path.absolute().is_relative_to(put_aside):
             continue
         if _is_checkpoint(path) and not _is_served(path):
-            families.setdefault((path.parent, _called(path)), []).append(path)
+            families.setdefault((path.parent, _family(path)), []).append(path)
     for family in families.values():
         yield sorted(family, key=_written, reverse=True)
 
 
 def _is_checkpoint(path: Path) -> bool:
     """Whether a script finds one there: a link may lead to one that it has removed since."""
+    if _PLACE.fullmatch(path.name):
+        return path.is_dir()
     return path.suffix in _SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
@@ -193,6 +198,12 @@ def _is_served(path: Path) -> bool:
 
 def _written(path: Path) -> tuple[int, list[int]]:
     return path.stat().st_mtime_ns, [int(number) for number in re.findall(r"\d+", path.name)]
+
+
+def _family(path: Path) -> str:
+    """The name without its last number, and decimals as of a loss: others may tell models apart."""
+    name = re.sub(r"\d+\.\d+", "#", path.stem)
+    return re.sub(r"\d+(?=\D*$)", "#", name) + path.suffix
 
 
 def _called(path: Path) -> str:
@@ -210,6 +221,13 @@ def _name(path: Path) -> str:
 
 def _require_readable(path: Path) -> None:
     """Raises CheckpointUnreadable unless all of it can be read."""
+    if path.is_dir():
+        for archive in sorted(path.glob("*.npz")):
+            try:
+                require_archive(archive)
+            except CheckpointUnreadable as error:
+                raise CheckpointUnreadable(f"{archive.name}: {error}") from error
+        return
     if path.suffix == ".h5":
         _require_hdf5(path)
         if path.name == _BACKUP:

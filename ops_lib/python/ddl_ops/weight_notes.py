@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from ddl_ops.environment import PLACEMENT, child_of_rank
+from ddl_ops.progress import whole_steps
 
 FILE = "weights.jsonl"
 _AT_FIRST = 64  # steps, each of which is noted
@@ -128,6 +129,7 @@ def note_weights(step: int, variables: Sequence[Any]) -> None:
     path = place()
     if path is None:
         return
+    step = whole_steps(step, "ddl.note_weights")
     notes, seen = _of_script(path)
     if not seen or is_due(step, seen[0]):
         names = [str(getattr(one, "path", one.name)).removesuffix(":0") for one in variables]

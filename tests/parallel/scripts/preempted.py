@@ -185,6 +185,7 @@ def by_keras(of_several: bool) -> None:
 
         def on_train_batch_end(self, batch, logs=None):
             step = int(optimizers[0]._iterations)
+            assert logs["both" if of_several else "loss"] > 0, logs  # also where it is passed over
             if step != self.before and ddl.rank() == 0:
                 done(step)
             ask("step", step, ddl.rank())

@@ -60,6 +60,18 @@ def test_a_damaged_one_is_passed_over(tmp_path, capfd, name, damage):
     assert mid_epoch.newest(tmp_path) is None and os.listdir(tmp_path) == ["other"]
 
 
+def test_a_rank_whose_own_state_is_not_there_says_so(tmp_path, capfd):
+    place = mid_epoch.Place(7, 1, 2, 1)
+    saved = save(tmp_path, 7)
+    assert mid_epoch.read_batch(saved, 0, place) == 2 and capfd.readouterr().err == ""
+    (saved / "rank-0.npz").unlink()
+    assert mid_epoch.read_batch(saved, 0, place) == 2
+    assert capfd.readouterr().err == (
+        f"ddl: rank 0: {saved}/rank-0.npz is not there: random generators, metrics of the epoch "
+        "and gradients that waited begin anew\n"
+    )
+
+
 def test_what_cannot_be_looked_at_is_not_taken_for_damaged(tmp_path, monkeypatch):
     """Other ranks may see it, and go on from it."""
     save(tmp_path, 7)

@@ -19,16 +19,16 @@ preemption.on_preempt(lambda step: print("saved", step))
 if sys.argv[1:]:
     os.mkdir(sys.argv[1])
 os.kill(os.getpid(), signal.SIGTERM)
-preemption.end_of_step(4)
+preemption.end_of_step(STEP)
 print("goes on")
 """
 ENDS = "saved 4\nddl: asked to make room: saved after step 4, all ranks end\n"
 
 
-def asked(records: Path, *folder: Path) -> subprocess.CompletedProcess[str]:
+def asked(records: Path, *folder: Path, step: str = "4") -> subprocess.CompletedProcess[str]:
     """How a script ends that is asked to after its fourth step; it makes a folder before."""
     return subprocess.run(
-        [sys.executable, "-c", SCRIPT, *map(str, folder)],
+        [sys.executable, "-c", SCRIPT.replace("STEP", step), *map(str, folder)],
         env=os.environ
         | {
             "PYTHONPATH": str(Path(preemption.__file__).parents[1]),
@@ -77,3 +77,18 @@ def test_it_saves_and_does_not_end_well_where_nobody_would_know_that_it_is_not_d
         f'ddl: rank 0: cannot note {{"listens": true}} in {place}',
         f'ddl: rank 0: cannot note {{"step": 4}} in {place}',
     ]
+
+
+@pytest.mark.parametrize("kind", ["int64", "int32", "uint8", "array"])
+def test_a_step_may_be_a_number_of_numpy(tmp_path: Path, kind: str):
+    done = asked(tmp_path, step=f"__import__('numpy').{kind}(4)")
+    assert (done.returncode, done.stdout, done.stderr) == (0, ENDS, "")
+    assert json.loads((tmp_path / "rank-0.preemption.json").read_text())["step"] == 4
+
+
+@pytest.mark.parametrize("step", ["4.0", "True", "None"])
+def test_a_step_that_is_no_whole_number_is_refused(tmp_path: Path, step: str):
+    done = asked(tmp_path, step=step)
+    assert done.returncode == 1 and done.stdout == ""
+    told = f"TypeError: ddl.end_of_step({step}): give it the number of steps done, a whole number"
+    assert told in done.stderr, done.stderr

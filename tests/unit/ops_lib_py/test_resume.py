@@ -395,6 +395,39 @@ def test_keras_files_by_family_and_by_time(tmp_path):
     ]
 
 
+def test_files_that_differ_by_the_number_of_their_model_are_families(tmp_path):
+    keras_file(tmp_path / "fold1-model-1.keras", 1000)
+    cut(keras_file(tmp_path / "fold1-model-2.keras", 2000), 0.5)
+    keras_file(tmp_path / "fold2-model-1.keras", 3000)
+    keras_file(tmp_path / "model.01-0.31.keras", 4000)
+    cut(keras_file(tmp_path / "model.02-0.16.keras", 5000), 0.5)
+    said = resume.leave_whole([tmp_path], tmp_path / "aside")
+    assert [sentence.split(" (")[0] for sentence in said] == [
+        "fold1-model-2.keras is damaged or half written",
+        "fold1-model-1.keras is the newest complete one to go on from",
+        "fold2-model-1.keras is the newest complete one to go on from",
+        "model.02-0.16.keras is damaged or half written",
+        "model.01-0.31.keras is the newest complete one to go on from",
+    ]
+
+
+@pytest.mark.parametrize("damaged", ["model.npz", "rank-1.npz"])
+def test_a_place_in_an_epoch_that_is_damaged_is_moved(tmp_path, damaged):
+    for step in (9, 10):
+        place = tmp_path / "checkpoints" / f"preempted-{step}"
+        place.mkdir(parents=True)
+        for name in ("model.npz", "rank-0.npz", "rank-1.npz"):
+            np.savez(place / name, a=np.arange(5000))
+    flip(place / damaged, 500)
+    moved, whole = resume.leave_whole([tmp_path], tmp_path / "aside")
+    assert moved.startswith(f"preempted-10 is damaged or half written ({damaged}: ")
+    assert moved.endswith(f"now in {tmp_path / 'aside' / 'checkpoints'}")
+    assert whole == "preempted-9 is the newest complete one to go on from"
+    assert os.listdir(tmp_path / "checkpoints") == ["preempted-9"]
+    assert len(list((tmp_path / "aside" / "checkpoints" / "preempted-10").iterdir())) == 3
+    assert resume.leave_whole([tmp_path], tmp_path / "aside") == [whole]
+
+
 @pytest.mark.parametrize("damaged", ["latest.weights.h5", "training_metadata.json"])
 @pytest.mark.parametrize("before", [True, False])
 def test_what_keras_backs_up_is_one_checkpoint(tmp_path, damaged, before):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 from ddl_ops import weight_notes
 from ddl_ops.weight_notes import WeightNotes, is_due
 
@@ -74,6 +75,23 @@ def test_a_loop_of_the_scripts_own_notes_as_it_goes(tmp_path, monkeypatch) -> No
     begun, *notes = noted(tmp_path / "weights.jsonl")
     assert begun["tensors"] == ["dense/kernel", "dense/bias"]
     assert [one["step"] for one in notes] == [*range(65), 66, 68]
+
+
+class Step:
+    """As a variable of TensorFlow or Keras."""
+
+    def numpy(self):
+        return np.array(3)
+
+
+def test_a_step_may_be_any_whole_number(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("LOG_DIR", str(tmp_path))
+    monkeypatch.setenv("DDL_PROVE", "1")
+    for step in (np.int64(1), np.int32(2), Step()):
+        weight_notes.note_weights(step, [Variable("bias")])
+    assert [one["step"] for one in noted(tmp_path / "weights.jsonl")[1:]] == [1, 2, 3]
+    with pytest.raises(TypeError, match=r"^ddl\.note_weights\(1\.5\): give it the number of steps"):
+        weight_notes.note_weights(1.5, [])
 
 
 def test_a_full_disk_ends_the_notes_and_not_the_training(tmp_path, capsys) -> None:

@@ -108,6 +108,21 @@ def keras_metrics_of_several_values_are_averaged() -> None:
 
 
 @check
+def keras_texts_among_the_metrics_are_left_out_of_progress() -> None:
+    model = keras_model(1)
+    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    more = {"phase": "warm-up", "nothing": None, "number": np.float32(0.5), "tensor": tf.ones([])}
+    adds = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(more))
+    callbacks = [ddl.keras.BroadcastCallback(), adds, ddl.keras.ProgressCallback(every=0.0)]
+    model.fit(*map(my_part, whole_batch()), verbose=0, callbacks=callbacks)
+    if RANK == 0:
+        lines = map(json.loads, Path(os.environ["DDL_PROGRESS"]).read_text().splitlines())
+        *_, last = (line for line in lines if line["source"] == "keras")
+        assert last["number"] == 0.5 and last["tensor"] == 1.0, last
+        assert "phase" not in last and "nothing" not in last, last
+
+
+@check
 def keras_ranks_without_a_batch_have_the_metrics_of_the_others() -> None:
     """Also one that has had some in the epoch before, and knows its metrics, which are zeros."""
     generator = np.random.RandomState(RANK)
@@ -467,6 +482,20 @@ def keras_epochs_of_different_lengths_are_errors_on_all_ranks() -> None:
     assert_same_everywhere([np.ones(2)])
 
 
+@check(least=2)
+def keras_ranks_that_stop_by_themselves_are_named() -> None:
+    model = slope_model(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    x = np.ones((5, 1), "float32")
+    if RANK == 1:
+        x[2] = np.nan
+    callbacks = [ddl.keras.BroadcastCallback(), keras.callbacks.TerminateOnNaN()]
+    fit = {"batch_size": 1, "shuffle": False, "verbose": 0, "callbacks": callbacks}
+    message = mismatch(lambda: model.fit(x, x, **fit))
+    assert "the end of epoch 1 after 3 steps" in message, message
+    assert "Rank 1 has stopped in the middle of the epoch" in message, message
+    assert "TerminateOnNaN" in message and "number of steps" not in message, message
+
+
 @check
 def keras_ranks_with_more_batches_go_on_without_the_others() -> None:
     rate, momentum = 0.1, 0.5
@@ -511,6 +540,23 @@ def keras_ranks_that_join_validate_the_weights_that_all_go_on_with() -> None:
     for epoch, (weight, logs) in enumerate(weights[:4]):
         assert ("val_loss" in logs) == (epoch % 2 == 1), (epoch, logs)
         np.testing.assert_allclose(logs.get("val_loss", weight), weight, rtol=1e-6)
+
+
+@check
+def keras_ranks_join_before_any_callback_looks_at_the_weights() -> None:
+    """Without validation, too, and wherever JoinCallback is placed."""
+    x = np.full((2 + 2 * RANK, 1), RANK + 1.0, "float32")
+    most = 2 + 2 * (SIZE - 1)
+    seen: list[int] = []
+    noted = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.append(int(model.optimizer.iterations))
+    )
+    model = slope_model(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    fit = {"batch_size": 1, "epochs": 2, "verbose": 0}
+    model.fit(x, x, callbacks=[noted, ddl.keras.JoinCallback()], **fit)
+    given = keras.callbacks.CallbackList([noted, ddl.keras.JoinCallback()], model=model)
+    model.fit(x, x, callbacks=given, **fit)
+    assert seen == [most, 2 * most, 3 * most, 4 * most], seen
 
 
 @check
@@ -612,6 +658,25 @@ def keras_weights_that_end_apart_are_an_error_on_every_rank() -> None:
     assert (_apart_after(float("nan"), epochs=1) == "") == (SIZE == 1)
 
 
+@check
+def keras_weights_that_are_restored_at_the_end_are_compared() -> None:
+    """What EarlyStopping restores after the other callbacks, by a loss of the rank's own."""
+    losses = iter([2.0, 1.0, 3.0] if RANK else [1.0, 2.0, 3.0])
+    own = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: logs.update(val_loss=next(losses))
+    )
+    best = keras.callbacks.EarlyStopping("val_loss", patience=5, restore_best_weights=True)
+    model = keras_model(1)
+    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    x, y = map(my_part, whole_batch())
+    said = ""
+    try:
+        model.fit(x, y, epochs=3, verbose=0, callbacks=[ddl.keras.BroadcastCallback(), own, best])
+    except WeightsDifferError as error:
+        said = str(error)
+    assert ("EarlyStopping(restore_best_weights=True)" in said) == (SIZE > 1), said
+
+
 class _Stops(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         self.model.stop_training = batch == 1
@@ -690,6 +755,53 @@ def keras_ranks_that_have_joined_start_a_fit_equal() -> None:
     assert_same_everywhere(theirs)
     if last == RANK:
         assert all(np.array_equal(one, other) for one, other in zip(mine, theirs, strict=True))
+
+
+def _train_by_hand(model: keras.Model, optimizer: keras.Optimizer, in_a_function: bool) -> None:
+    x, y = (part.astype("float32") for part in map(my_part, whole_batch()))
+
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x) - y))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    run = tf.function(step) if in_a_function else step
+    run()
+    run()
+
+
+@check
+def keras_models_that_are_made_after_a_join_start_equal() -> None:
+    if SIZE > 1:
+        ddl.join()
+    for in_a_function in (True, False):
+        model = keras_model(RANK + 1)
+        optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        _train_by_hand(model, optimizer, in_a_function)
+        assert_same_everywhere([np.asarray(v) for v in model.trainable_variables])
+
+
+@check
+def keras_states_of_optimizers_start_equal() -> None:
+    """Some have a copy of the weights; and rank 0 alone may have restored one."""
+    arrays._joins.clear()  # of other checks
+    for in_a_function in (True, False):
+        for copies in (True, False):
+            model = keras_model(RANK + 1)
+            kind = keras.optimizers.ScheduleFreeAdamW if copies else keras.optimizers.Adam
+            optimizer = ddl.keras.DistributedOptimizer(kind(0.05))
+            if copies or RANK == 0:
+                optimizer.build(model.trainable_variables)
+            if not copies and RANK == 0:
+                for one in optimizer.variables[2:]:
+                    one.assign(keras.ops.ones_like(one))
+                optimizer.iterations.assign(7)
+            ddl.keras.broadcast_variables(model.weights)
+            _train_by_hand(model, optimizer, in_a_function)
+            states = [np.asarray(v) for v in optimizer.variables]
+            assert_same_everywhere([*model.get_weights(), *states])
+            assert int(optimizer.iterations) == (2 if copies else 9)
 
 
 @check
@@ -853,6 +965,36 @@ def keras_a_better_model_stays_where_a_later_try_is_worse() -> None:
     # What is no number is no best.
     assert train(0, float("nan")) == ["best.keras"]
     assert train(1, 0.7) == ["best.keras"]
+
+
+@check
+def keras_a_better_model_is_known_beside_files_that_note_no_best() -> None:
+    model = keras_model(1)
+    if RANK > 0:
+        return
+    folder = Path(os.environ["DDL_PROGRESS"]).parent / f"{SIZE} best beside others"
+
+    def train(epoch: int, *losses: float) -> None:
+        """As in a process of its own."""
+        best = {"monitor": "val_loss", "save_best_only": True}
+        callbacks = [
+            ddl.keras.CheckpointCallback(folder / "best-{epoch}.keras", **best),
+            ddl.keras.CheckpointCallback(folder / "model-{epoch}.keras"),
+        ]
+        for callback in callbacks:
+            callback.set_model(model)
+            callback.set_params({"steps": 1})
+            callback.on_train_begin()
+        for number, loss in enumerate(losses, epoch):
+            for callback in callbacks:
+                callback.on_epoch_begin(number)
+                callback.on_epoch_end(number, {"val_loss": loss})
+
+    train(0, 0.5, 0.1, 0.4)
+    train(3, 0.3)
+    assert sorted(path.name for path in folder.glob("best-*")) == ["best-1.keras", "best-2.keras"]
+    train(4, 0.05)
+    assert (folder / "best-5.keras").exists()
 
 
 def _weights_of(path: Path) -> bytes:
@@ -1041,6 +1183,72 @@ def _ask_to_end_when_some_have_joined(passes: int) -> None:
     )
     assert all(np.array_equal(*map(np.asarray, pair)) for pair in pairs)
     assert int(model.optimizer.iterations) == 2 * most // passes
+
+
+@check
+def keras_checkpoints_that_are_further_than_a_place_of_their_epoch_stay() -> None:
+    """Asked to make room at step 3, and killed at step 8: step 8 is what there is."""
+    folder = Path(os.environ["DDL_PROGRESS"]).parent / f"{SIZE} further"
+    saved = folder / "model-0.keras"
+    generator = np.random.RandomState(RANK)
+    x, y = generator.randn(12, 5).astype("float32"), generator.randn(12, 3)
+
+    class EndsAt(keras.callbacks.Callback):
+        def __init__(self, step: int, asked: bool) -> None:
+            super().__init__()
+            self._step, self._asked = step, asked
+
+        def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
+            if batch == 0:
+                begun.append(int(self.model.optimizer._iterations))
+
+        def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+            if batch + 1 == self._step:
+                if not self._asked:
+                    raise InterruptedError("as one that was killed")
+                os.kill(os.getpid(), signal.SIGURG)
+
+    def fit(step: int, *, asked: bool = False, loads: bool = True) -> keras.Model:
+        """As in a process of its own."""
+        preemption._forget()
+        path, done = ddl.keras.newest_checkpoint(folder)
+        if path and loads:
+            model = keras.models.load_model(path)
+            optimizer = model.optimizer
+        else:
+            model = keras_model(1)
+            optimizer = keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)
+        model.compile(ddl.keras.DistributedOptimizer(optimizer), "mse")
+        callbacks = [
+            ddl.keras.BroadcastCallback(),
+            ddl.keras.CheckpointCallback(folder / "model-{epoch}.keras", save_freq=2),
+            EndsAt(step, asked),
+            ddl.keras.PreemptionCallback(folder),
+        ]
+        options = {"batch_size": 1, "shuffle": False, "verbose": 0, "callbacks": callbacks}
+        try:
+            model.fit(x, y, epochs=1, initial_epoch=done, **options)
+        except (SystemExit, InterruptedError):
+            pass
+        else:
+            raise AssertionError("no end")
+        preemption._forget()
+        if SIZE > 1:
+            ddl.barrier("ended")
+        return model
+
+    def saved_after() -> int:
+        return int(keras.models.load_model(saved).optimizer._iterations)
+
+    begun: list[int] = []
+    fit(3, asked=True)
+    fit(8)
+    assert saved_after() == 8
+    # Nobody loads it, so it goes on from step 3, and saves nothing before that is done again.
+    fit(3, loads=False)
+    assert saved_after() == 8
+    fit(9)
+    assert begun == [0, 3, 3, 8], begun
 
 
 @check

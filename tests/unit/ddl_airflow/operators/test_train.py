@@ -668,6 +668,28 @@ def test_a_retry_finds_no_damaged_checkpoint(train, layout, context_of, capsys):
     assert "model-1.keras is the newest complete one to go on from" in log
 
 
+def test_a_retry_finds_no_damaged_place_in_an_epoch(train, layout, context_of, capsys):
+    """Also where a script saves no checkpoint beside it."""
+    script = """
+        import os, sys, zipfile
+        folder = os.environ["CHECKPOINT_DIR"]
+        print(sorted(os.listdir(folder)))
+        place = f"{folder}/preempted-7"
+        os.makedirs(place, exist_ok=True)
+        with zipfile.ZipFile(f"{place}/model.npz", "w") as archive:
+            archive.writestr("0.npy", "weights" * 1000)
+        os.truncate(f"{place}/model.npz", 500)
+        sys.exit(1)
+    """
+    for number in (1, 2):
+        with pytest.raises(AirflowException, match="code 1"):
+            train(script, nodes=1).execute(context_of("training", number))
+    assert (layout.logs / "rank-0.log").read_text().splitlines() == ["[]", "[]"]
+    place = layout.damaged / "checkpoints" / "preempted-7"
+    assert (place / "model.npz").stat().st_size == 500
+    assert "preempted-7 is damaged or half written (model.npz: " in capsys.readouterr().out
+
+
 def test_a_try_that_takes_too_long_is_ended_and_tried_again(run_task, workspace, tmp_path):
     with DAG("training", schedule=None):
         task = TrainOperator(
