@@ -35,11 +35,11 @@ _TROUBLE = frozenset(
 )
 _CHECKPOINT = re.compile(r"(.+)-(\d+)\.index")
 # In the name of a Keras file: what numbers count, and which of a model's files it is.
-_COUNTED = "epochs?|ep?|steps?|iter(?:ation)?|checkpoint|ckpt|weights|model"
+COUNTED = "epochs?|ep?|steps?|iter(?:ation)?|checkpoint|ckpt|weights|model"
 _WHICH = "best|last|latest|newest|final|current|val|loss|acc|accuracy"
 # A number by itself or after such a word, and not the decimals of a metric, as in
 # model.01-0.16.keras. That of mobilenet_v2.keras or resnet50.keras belongs to the model.
-_STEP = re.compile(rf"(?:^|[\W_])(?:{_COUNTED})?(?<!\d\.)(\d+)$", re.IGNORECASE)
+_STEP = re.compile(rf"(?:^|[\W_])(?:{COUNTED})?(?<!\d\.)(\d+)$", re.IGNORECASE)
 # In the comment of a .keras file, which is an archive: Keras reads all entries, and no comment.
 _EPOCHS_DONE = "ddl_epochs_done"
 _BEST = "ddl_best"
@@ -311,7 +311,7 @@ def _models_of(files: Sequence[Path]) -> tuple[str, ...]:
 def _model_of(path: Path) -> str:
     """The name of a Keras file without what differs between files of one model; may be empty."""
     words = re.findall(r"[^\W_]+", path.stem.lower())
-    rest = [word for word in words if not re.fullmatch(rf"(?:{_COUNTED}|{_WHICH})?\d*", word)]
+    rest = [word for word in words if not re.fullmatch(rf"(?:{COUNTED}|{_WHICH})?\d*", word)]
     generic = any(re.fullmatch(r"model\d*", word) for word in words)
     return "_".join(rest) or ("model" if generic else "")
 

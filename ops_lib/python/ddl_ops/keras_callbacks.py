@@ -24,6 +24,7 @@ from ddl_ops.equal_weights import mark_equal
 from ddl_ops.gradients import name_in_order
 from ddl_ops.keras_optimizer import (
     BROADCASTS,
+    COMPARES,
     JOINS,
     averages_by_itself,
     is_distributed,
@@ -114,6 +115,7 @@ class BroadcastCallback(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         setattr(self, BROADCASTS, True)
+        setattr(self, COMPARES, True)
         self._steps = 0
         self._counting = threading.Lock()
 

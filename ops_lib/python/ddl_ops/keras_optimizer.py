@@ -36,6 +36,8 @@ _APPLIED_ALONE = "_ddl_applied_alone"
 _AVERAGES = "_ddl_averages"
 # On a callback that gives all ranks the same weights when fit() begins.
 BROADCASTS = "_ddl_broadcasts"
+# On one of ours: the ranks compare them when fit() has ended. Scripts for Horovod keep some apart.
+COMPARES = "_ddl_compares"
 # On one with which ranks join at the end of an epoch: what lets this rank join.
 JOINS = "_ddl_joins"
 # On one that another front-end has distributed: its function of gradients and variables.
@@ -398,12 +400,14 @@ def _hook_fit() -> None:
         given = signature.bind_partial(self, *args, **kwargs)
         given.arguments["callbacks"] = _join_first(given.arguments.get("callbacks"))
         if not _trains_apart(self):
-            broadcasts = _broadcasts(given.arguments["callbacks"])
+            callbacks = _listed(given.arguments["callbacks"])
+            begins_alike = any(hasattr(one, BROADCASTS) for one in callbacks)
             own_step = averages_by_itself(self)  # which may mean its ranks to differ for a while
-            if _starts_equal(getattr(self, "optimizer", None)) and not own_step and not broadcasts:
+            starts_equal = _starts_equal(getattr(self, "optimizer", None))
+            if starts_equal and not own_step and not begins_alike:
                 start_equal(self.trainable_variables, anew=True)
             history = fit(*given.args, **given.kwargs)
-            if broadcasts and not own_step:
+            if not own_step and any(hasattr(one, COMPARES) for one in callbacks):
                 require_equal(self.trainable_variables)  # with what callbacks set at the end
             return history
         if PLACEMENT.rank == 0:
@@ -448,11 +452,6 @@ def _join_first(callbacks: Any) -> Any:
     setattr(first, JOINS, joins[0])
     listed.insert(0, first)
     return callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else listed
-
-
-def _broadcasts(callbacks: Any) -> bool:
-    """Whether one of those given to fit() gives all ranks rank 0's weights when it begins."""
-    return any(getattr(callback, BROADCASTS, False) for callback in _listed(callbacks))
 
 
 def averages_by_itself(model: Any) -> bool:

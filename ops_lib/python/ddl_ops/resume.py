@@ -31,7 +31,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from ddl_ops.checkpoints import Checkpoint, CheckpointUnreadable, require_archive, require_whole
+from ddl_ops.checkpoints import (
+    COUNTED,
+    Checkpoint,
+    CheckpointUnreadable,
+    require_archive,
+    require_whole,
+)
 
 _SUFFIXES = (".index", ".keras", ".h5")
 _STATE = "checkpoint"
@@ -169,7 +175,7 @@ class _Look:
 
 
 def _families(folders: Sequence[Path], aside: Path) -> Iterator[list[Path]]:
-    """The files that stand for checkpoints, by folder and by name but for its last number.
+    """The files that stand for checkpoints, by folder and by what their names have in common.
 
     The newest of each family comes first: as written; where that is one instant, as numbered.
     What was moved aside, perhaps in one of the folders, is none.
@@ -201,9 +207,13 @@ def _written(path: Path) -> tuple[int, list[int]]:
 
 
 def _family(path: Path) -> str:
-    """The name without its last number, and decimals as of a loss: others may tell models apart."""
+    """The name without what counts: numbers by themselves or after a word such as epoch, decimals
+    as of a loss, and the last number. That of fold1-model-2.keras tells models apart.
+    """
     name = re.sub(r"\d+\.\d+", "#", path.stem)
-    return re.sub(r"\d+(?=\D*$)", "#", name) + path.suffix
+    name = re.sub(r"\d+(?=\D*$)", "#", name)
+    counting = rf"(?<![^\W_])({COUNTED})?\d+"
+    return re.sub(counting, r"\1#", name, flags=re.IGNORECASE) + path.suffix
 
 
 def _called(path: Path) -> str:

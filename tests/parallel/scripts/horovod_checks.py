@@ -939,6 +939,22 @@ def optimizers_of_keras_2_add_up_several_passes() -> None:
 
 
 @check
+def weights_that_are_a_ranks_own_may_differ_when_fit_ends() -> None:
+    layers = [keras.layers.Dense(1), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.layers.Input([1]), *layers])
+    shared, own = (layer.kernel for layer in layers)
+    optimizer = horovod.keras.DistributedOptimizer(keras.optimizers.SGD(0.01))
+    optimizer.register_local_var(own)
+    model.compile(optimizer, "mse")
+    start = horovod.keras.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[own])
+    own.assign([[RANK + 1.0]])
+    data = np.full([4, 1], RANK + 1.0)
+    model.fit(data, data, batch_size=2, verbose=0, callbacks=[start])
+    assert np.allclose(hvd.allgather(shared)[:, 0], shared), "what is shared has trained apart"
+    assert np.ptp(hvd.allgather(own)) > 0.5 or SIZE == 1
+
+
+@check
 def two_networks_of_one_optimizer_add_up_each_its_own_passes() -> None:
     """Also where gradients of both are computed before those of one are applied."""
     with tf.Graph().as_default(), v1.Session() as session:

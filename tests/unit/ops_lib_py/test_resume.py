@@ -428,6 +428,18 @@ def test_a_place_in_an_epoch_that_is_damaged_is_moved(tmp_path, damaged):
     assert resume.leave_whole([tmp_path], tmp_path / "aside") == [whole]
 
 
+@pytest.mark.parametrize(
+    "name", ["ckpt-{}-1000", "Epoch{}_step100", "2026-11-2{}_1523_model-1", "w_ep{}-val_0.53"]
+)
+def test_numbers_that_count_make_no_families(tmp_path, name):
+    """Each would be read before each start, however many there are."""
+    for number in range(1, 4):
+        keras_file(tmp_path / f"{name.format(number)}.keras", 1000 * number)
+    said = resume.leave_whole([tmp_path], tmp_path / "aside")
+    newest = f"{name.format(3)}.keras is the newest complete one to go on from"
+    assert [sentence.split(" (")[0] for sentence in said] == [newest]
+
+
 @pytest.mark.parametrize("damaged", ["latest.weights.h5", "training_metadata.json"])
 @pytest.mark.parametrize("before", [True, False])
 def test_what_keras_backs_up_is_one_checkpoint(tmp_path, damaged, before):
