@@ -24,6 +24,8 @@ _AT_ONCE = 1024 * 1024
 _MOST_LINES = 1_000_000
 _LONGEST_LINE = 1000
 _MOST_NAMES = 20_000
+# What a terminal takes for a colour and the like; the page shows none of it.
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _MOST_RANKS = 4096
 
 
@@ -87,7 +89,8 @@ def part_of_log(file: BinaryIO, before: int | None, after: int | None) -> dict[s
 
 
 def lines_with(file: BinaryIO, words: str) -> dict[str, Any]:
-    """The newest lines of a log that have some words in them, in capitals or not.
+    """The newest lines of a log that have some words in them, in capitals or not, as a terminal
+    shows them: without colours.
 
     Returns:
         ``found``: ``text`` (at most 1000 characters of the line) and its ``end`` in the file, in
@@ -104,12 +107,12 @@ def lines_with(file: BinaryIO, words: str) -> dict[str, Any]:
         file.seek(start)
         piece = file.read(end - start)
         end = start
-        if sought not in piece.decode("utf-8", "replace").casefold():
+        if sought not in _shown(piece).casefold():
             continue
         at = start + len(piece)
         for line in reversed(io.BytesIO(piece).readlines()):
             lines += 1
-            text = line.decode("utf-8", "replace").rstrip("\n")
+            text = _shown(line).rstrip("\n")
             if sought in text.casefold():
                 count += 1
                 if count <= _MOST_FOUND:
@@ -117,6 +120,11 @@ def lines_with(file: BinaryIO, words: str) -> dict[str, Any]:
             at -= len(line)
     more = count - len(found)
     return {"found": found[::-1], "more": more, "searched": size - end, "size": size}
+
+
+def _shown(piece: bytes) -> str:
+    text = piece.decode("utf-8", "replace")
+    return _CONTROL.sub("", text) if "\x1b" in text else text
 
 
 def _begin_of_line(file: BinaryIO, at: int, first: int) -> int:

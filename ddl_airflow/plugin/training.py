@@ -41,9 +41,10 @@ _SEARCHED = 64
 _LOG_OF_RANK = re.compile(r"\s*All ranks were ended\.(\s*Its whole log: .*)?$", re.DOTALL)
 _LINE = re.compile(r"(?:^| at )([^\s:'\"]+\.(?:py|ya?ml|json):\d+)\b")
 _SENTENCE = re.compile(r"[.?!]\s+(?=[A-Z`$])")
-_CHECKPOINT = re.compile(
-    r"(?P<name>.*?(?:[-_.](?P<step>\d+))?)(?:\.index|\.keras|(?:\.weights)?\.h5)"
-)
+_CHECKPOINT = re.compile(r"(?P<name>.*?)(?:\.index|\.keras|(?:\.weights)?\.h5)")
+# Of a name: TensorFlow's own ends in the step. Another number may be an epoch's or a loss.
+_STEP_OF_INDEX = re.compile(r"[-_.](\d{1,15})\.index$")
+_STEP = re.compile(r"step[-_=.]?(\d{1,15})(?!\d)", re.IGNORECASE)
 # What of a record the page shows: no listings, and nothing that is long.
 _SHOWN = {
     "manifest": ("name", "file", "digest", "dialect"),
@@ -228,11 +229,12 @@ def read_jobs(layout: RunLayout, files: Unchanged | None = None) -> list[dict[st
     """The jobs of the training, in their order: what each was, did and became.
 
     Each has ``name`` (``try 2``), ``state`` (running, done, failed, made_room, ended), ``words``
-    for people, ``started`` and ``ended`` (unix seconds or null), ``hosts``, and of the last one
-    ``ranks``: of each ``rank``, ``host``, ``task``, ``cpu``, ``gpus``, ``started``, ``ended``,
-    ``exit_code``, whether it was ``asked`` to end, and ``usage``: ``cores`` (lately, or of one that
-    has ended on the whole), ``memory`` and ``peak`` (bytes), ``gpu`` (percent of the time in which
-    it computed, as ``cores``), ``gpu_memory`` and ``gpu_peak``; null for what is not known.
+    for people, whether it is ``over``, so that no rank is at work, ``started`` and ``ended`` (unix
+    seconds or null), ``hosts``, and of the last one ``ranks``: of each ``rank``, ``host``,
+    ``task``, ``cpu``, ``gpus``, ``started``, ``ended``, ``exit_code``, whether it was ``asked`` to
+    end, and ``usage``: ``cores`` (lately, or of one that has ended on the whole), ``memory`` and
+    ``peak`` (bytes), ``gpu`` (percent of the time in which it computed, as ``cores``),
+    ``gpu_memory`` and ``gpu_peak``; null for what is not known.
 
     Args:
         layout: the run's.
@@ -277,15 +279,18 @@ def _job(
 ) -> dict[str, Any]:
     records = dict(_records(folder, layout.workspace, files, budget))
     ranks = [_rank(rank, record) for rank, record in sorted(records.items())]
+    # Its ranks may have been killed, without a word.
+    is_over = not last or has_part(layout, "train") or layout.failure.exists()
     if last:
         for one in ranks:
-            one["usage"] = _usage(folder, one, layout.workspace, files, budget)
+            ended = is_over or one["ended"] is not None
+            one["usage"] = _usage(folder, one, layout.workspace, files, budget, ended=ended)
     begun = [one["started"] for one in ranks if one["started"] is not None]
     over = [one["ended"] for one in ranks if one["ended"] is not None]
     all_over = bool(ranks) and len(over) == len(ranks)
     try_number, _, again = folder.name.partition("-")[2].partition(".")
     state, words = _what_became(records, ranks)
-    if state == "running" and (not last or has_part(layout, "train") or layout.failure.exists()):
+    if state == "running" and is_over:
         state, words = "ended", "was ended, and its ranks said no more"
     if budget.spent:
         state, words = "ended", "is not shown: the ranks of all jobs are more than a page looks at"
@@ -294,6 +299,7 @@ def _job(
         "try": int(try_number),
         "state": state,
         "words": words,
+        "over": is_over,
         "started": min(begun, default=None),
         "ended": max(over) if all_over or (over and state != "running") else None,
         "hosts": list(dict.fromkeys(one["host"] for one in ranks if one["host"])),
@@ -351,7 +357,13 @@ def _rank(rank: int, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _usage(
-    folder: Path, rank: Mapping[str, Any], root: Path, files: Unchanged, budget: Budget
+    folder: Path,
+    rank: Mapping[str, Any],
+    root: Path,
+    files: Unchanged,
+    budget: Budget,
+    *,
+    ended: bool,
 ) -> dict[str, float | None]:
     """What a rank takes of its host, or took, as far as it has been looked at."""
     path = folder / f"rank-{rank['rank']}.usage"
@@ -361,7 +373,7 @@ def _usage(
         told = dict(_measured({}))
     at, began = told.pop("t"), rank["started"]
     spent, average = told.pop("cpu_s"), told.pop("gpu_average")
-    if rank["ended"] is not None:
+    if ended:
         known = at is not None and began is not None and spent is not None and at > began
         told |= {"cores": spent / (at - began) if known else None, "memory": None}
         told |= {"gpu": average, "gpu_memory": None}
@@ -494,7 +506,8 @@ def read_checkpoints(layout: RunLayout) -> list[dict[str, Any]]:
                         beside = Path(folder, f"{match['name']}.data-00000-of-00001")
                         with suppress(OSError):
                             size += beside.lstat().st_size
-                    step = int(match["step"]) if match["step"] and len(match["step"]) < 16 else None
+                    said = _STEP_OF_INDEX.search(entry.name) or _STEP.search(match["name"])
+                    step = int(said[1]) if said else None
                     name = _word(entry.name.removesuffix(".index"))
                     told = {"name": name, "step": step, "bytes": size, "at": stat.st_mtime}
                     found[f"{folder.name}/{name}"] = told

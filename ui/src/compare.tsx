@@ -32,8 +32,13 @@ function differences(sides: Side[]): [string, string[]][] {
   ]));
   const names = [...new Set(told.flatMap((one) => [...one.keys()]))].sort();
   return names
-    .map((name): [string, string[]] => [name, told.map((one) => (one.has(name) ? said(one.get(name)) : "–"))])
-    .filter(([, [one, other]]) => one !== other);
+    .map((name) => ({ name, exact: told.map((one) => (one.has(name) ? JSON.stringify(one.get(name)) : "–")) }))
+    .filter(({ exact: [one, other] }) => one !== other)
+    .map(({ name, exact }): [string, string[]] => {
+      const texts = told.map((one) => (one.has(name) ? said(one.get(name)) : "–"));
+      // Two that are the same once they are rounded, or joined, are shown as they are.
+      return [name, texts[0] === texts[1] ? exact : texts];
+    });
 }
 
 // One metric of both; and on what each was measured, where that is not the same.
@@ -64,7 +69,7 @@ export function Compare({ place }: { place: Place }) {
       name,
       lines: sides.flatMap((side, index) => {
         const curve = side.curves.find((one) => one.name === name);
-        return curve ? [{ ...asOne(curve), name: SIGNS[index]!, colour: index, dash: index ? [8, 4] : [] }] : [];
+        return curve ? [{ ...asOne(curve.parts), name: SIGNS[index]!, colour: index, dash: index ? [8, 4] : [] }] : [];
       }),
     })).filter(({ lines }) => lines.some((line) => line.steps.length > 1));
   }, [sides]);
@@ -92,7 +97,7 @@ export function Compare({ place }: { place: Place }) {
           {!charts.length && <p id="empty">Neither has reported anything.</p>}
           <div id="charts">
             {charts.map(({ name, lines }) => (
-              <Chart key={name} title={titleOf(name)} note="" lines={lines} weight={weight} open={open === name} toggle={(now) => setOpen(now ? name : "")} />
+              <Chart key={name} title={titleOf(name)} note="" lines={lines} weight={weight} open={open === name} toggle={(now) => setOpen((before) => (now ? name : before === name ? "" : before))} />
             ))}
           </div>
         </section>

@@ -1,7 +1,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { go, type Place } from "./places";
-import { API, ask, instancesOf, pathOf, tasksOf, type Graph, type Named, type Node, type Task } from "./server";
-import { bytes, said } from "./words";
+import { again, API, ask, instancesOf, pathOf, tasksOf, type Graph, type Named, type Node, type Task } from "./server";
+import { at, bytes, said, zone } from "./words";
 
 const COLUMNS: Record<string, number> = { data: 0, code: 0, manifest: 0, run: 1, model: 2, pointer: 3 };
 const [WIDTH, HEIGHT, GAP_X, GAP_Y] = [210, 76, 60, 20];
@@ -54,11 +54,23 @@ function Picture({ graph, chosen, choose }: { graph: Graph; chosen: string; choo
   );
 }
 
+const MOMENTS = new Set(["started", "since"]);
+
+function Fact({ name, value }: { name: string; value: unknown }) {
+  const seconds = MOMENTS.has(name) ? Date.parse(String(value)) / 1000 : NaN;
+  return (
+    <div>
+      <dt>{name}</dt>
+      {Number.isNaN(seconds) ? <dd><code>{said(value)}</code></dd> : <dd title={zone}>{at(seconds)}</dd>}
+    </div>
+  );
+}
+
 function About({ node }: { node: Node }) {
   return (
     <section aria-labelledby="node-title" aria-live="polite">
       <h2 id="node-title">{node.kind}: {node.title}</h2>
-      <dl class="facts">{node.facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd><code>{said(value)}</code></dd></div>)}</dl>
+      <dl class="facts">{node.facts.map(([name, value]) => <Fact key={name} name={name} value={value} />)}</dl>
       {node.files && (
         <div class="wide" tabIndex={0} role="group" aria-label="Files of the model">
           <table>
@@ -128,7 +140,7 @@ function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => v
       const waits = is_paused ? " It waits: that DAG is paused. Switch it on." : "";
       setTold(`Asked for: run ${run.dag_run_id} of ${by.dag_id}.${waits}`);
       dialog.current?.close();
-      setTimeout(done, 5000);
+      done();
     } catch (error) {
       setTold(`Airflow did not take it: ${(error as Error).message}`);
     } finally {
@@ -179,7 +191,7 @@ function Approve({ place, task, say, done }: { place: Place; task: Task; say: (w
       }
       await ask(`${path}/-1/hitlDetails`, { method: "PATCH", body: JSON.stringify({ chosen_options: [option], params_input: {} }) });
       say(`${option}: said.`);
-      setTimeout(done, 5000);
+      done();
     } catch (error) {
       say(`Airflow did not take it: ${(error as Error).message}`);
     }
@@ -193,6 +205,9 @@ function Approve({ place, task, say, done }: { place: Place; task: Task; say: (w
   );
 }
 
+// So long stores are asked anew for what has become of a decision.
+const DECIDED_MS = 60_000;
+
 export function Lineage({ place }: { place: Place }) {
   const path = pathOf(place.dag, place.run);
   const [graph, setGraph] = useState<Graph | null>(null);
@@ -200,26 +215,27 @@ export function Lineage({ place }: { place: Place }) {
   const [answered, setAnswered] = useState("");
   const [error, setError] = useState("");
   const [chosen, setChosen] = useState("");
-  const [reads, setReads] = useState(0);
-  const read = async (fresh: boolean) => {
-    // Before the graph, and shown with it: so an answer is never to a later model than the one shown.
-    const tasks = await tasksOf(place.dag, place.run).catch(() => []);
-    try {
-      setGraph(await ask<Graph>(`graph/${path}${fresh ? "?fresh=true" : ""}`));
-      setWaiting(tasks.find((task) => waits(task) && task.operator_name === "ApproveOperator") ?? null);
-      setError("");
-    } catch (told) {
-      setError((told as Error).message);
-    }
-    setReads((reads) => reads + 1);
-  };
-  useEffect(() => void read(false), [path]);
-  // A store may be slow; who waits for it longer than that is told.
+  const [decided, setDecided] = useState(0); // when, in ms
   useEffect(() => {
-    if (!graph || !(graph.pending || error) || reads > 16) return;
-    const timer = setTimeout(() => void read(false), 2000);
-    return () => clearTimeout(timer);
-  }, [reads]);
+    let before = "";
+    let pending = false;
+    return again(async () => {
+      // Before the graph, and shown with it: so an answer is never to a later model than the one shown.
+      const tasks = await tasksOf(place.dag, place.run).catch(() => []);
+      // Not while a store has yet to answer: it would be asked anew each time.
+      const fresh = Date.now() - decided < DECIDED_MS && !pending;
+      const told = await ask<Graph>(`graph/${path}${fresh ? "?fresh=true" : ""}`);
+      const waiting = tasks.find((task) => waits(task) && task.operator_name === "ApproveOperator") ?? null;
+      setGraph(told);
+      setWaiting(waiting);
+      pending = told.pending;
+      const text = JSON.stringify([told, waiting]);
+      const isNew = text !== before;
+      before = text;
+      return isNew;
+    }, (told) => setError(told ? told.message : ""));
+  }, [path, decided]);
+  const decide = () => setDecided(Date.now());
   const failed = error && <p role="alert" class="lost">Cannot read the lineage: {error}</p>;
   if (!graph) return failed || <p id="empty">Reading …</p>;
   const node = graph.nodes.find((one) => one.id === chosen) ?? graph.nodes.find((one) => one.kind === "model") ?? graph.nodes.at(-1)!;
@@ -227,11 +243,11 @@ export function Lineage({ place }: { place: Place }) {
     <>
       <h1>Lineage <span class="source">of <a href={go({ view: "run", dag: place.dag, run: place.run })}>{place.dag} {place.run}</a></span></h1>
       {failed}
-      {waiting && <Approve place={place} task={waiting} say={setAnswered} done={() => void read(true)} />}
+      {waiting && <Approve place={place} task={waiting} say={setAnswered} done={decide} />}
       <div role="status">{answered && <p>{answered}</p>}</div>
       <Picture graph={graph} chosen={node.id} choose={setChosen} />
       {graph.unknown && <p class="source">Whether it is in production is not known: {graph.unknown}.</p>}
-      <Decide graph={graph} dag={place.dag} done={() => void read(true)} />
+      <Decide graph={graph} dag={place.dag} done={decide} />
       <About node={node} />
     </>
   );

@@ -6,7 +6,6 @@ interface Shown { text: string; start: number; end: number; size: number }
 
 const LONGEST = 2 * 1024 * 1024; // characters; of what was read long ago, the file has it
 const BEHIND = 128 * 1024; // bytes; two answers
-const nothing: Shown = { text: "", start: 0, end: 0, size: 0 };
 
 // A rank's log: its end first, then what is added; earlier lines and the whole on request.
 export function Logs(
@@ -16,36 +15,48 @@ export function Logs(
 ) {
   const [shown, setShown] = useState<Shown | null>(null);
   const [error, setError] = useState("");
+  const [refused, setRefused] = useState(""); // what was asked for by a click
+  const [turn, setTurn] = useState(0);
   const [words, setWords] = useState("");
   const [found, setFound] = useState<(Found & { of: string }) | null>(null);
   const pre = useRef<HTMLPreElement>(null);
   const text = useMemo(() => printed(shown?.text ?? ""), [shown]);
-  const held = useRef({ shown: null as Shown | null, stays: true, keep: null as number | null, follow: true });
-  held.current.shown = shown;
   const place = `${rank}/${run}`;
+  const anew = (follow: boolean) => ({ place, shown: null as Shown | null, stays: true, keep: null as number | null, follow });
+  // Another one for each log, and each place in it: an answer that was asked for by the one before
+  // comes too late.
+  const held = useRef(anew(true));
+  held.current.shown = shown;
 
   useEffect(() => {
-    held.current = { shown: null, stays: true, keep: null, follow: true };
-    setShown(null);
     setFound(null);
+    setRefused("");
+  }, [place]);
+  useEffect(() => {
+    held.current = anew(true);
+    setShown(null);
     return again(async () => {
-      if (!held.current.follow) return false;
-      const known = held.current.shown;
-      let part = await ask<LogPart>(`log-part/${place}${known?.end ? `?after=${known.end}` : ""}`);
+      const mine = held.current;
+      if (!mine.follow) return false;
+      const after = mine.shown?.end;
+      let part = await ask<LogPart>(`log-part/${place}${after ? `?after=${after}` : ""}`);
       const box = pre.current;
-      held.current.stays = !known || !box || box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+      mine.stays = !mine.shown || !box || box.scrollHeight - box.scrollTop - box.clientHeight < 40;
       // Far behind, as after hours in a tab that nobody saw: who looks at the end is shown the end.
-      if (held.current.stays && part.size - part.end > BEHIND) part = await ask<LogPart>(`log-part/${place}`);
+      if (mine.stays && part.size - part.end > BEHIND) part = await ask<LogPart>(`log-part/${place}`);
+      if (held.current !== mine) return false;
+      const known = mine.shown; // perhaps with earlier lines by now
       if (known && part.start === known.end) {
         if (part.text) {
           const text = (known.text + part.text).slice(-LONGEST); // as it was printed
           const cut = known.text.length + part.text.length > LONGEST;
-          setShown({ text, start: cut ? Math.max(known.start, part.end - LONGEST) : known.start, end: part.end, size: part.size });
+          const start = cut ? part.end - new TextEncoder().encode(text).length : known.start; // in bytes
+          setShown({ text, start, end: part.end, size: part.size });
         }
       } else setShown(part);
       return part.text !== "";
     }, (said) => setError(said ? `Cannot be read: ${said.message}` : ""));
-  }, [place]);
+  }, [place, turn]);
 
   // What is read stays in its place, unless one looks at the end.
   useEffect(() => {
@@ -57,35 +68,34 @@ export function Logs(
     } else if (held.current.stays) box.scrollTop = box.scrollHeight;
   }, [shown]);
 
-  const earlier = async () => {
-    if (!shown) return;
-    const part = await ask<LogPart>(`log-part/${place}?before=${shown.start}`);
-    if (part.end > shown.start) return;
-    held.current.keep = pre.current?.scrollHeight ?? null;
-    setShown({ ...shown, text: part.text + shown.text, start: part.start });
-  };
-  const search = async (event: Event) => {
-    event.preventDefault();
-    if (!words.trim()) return setFound(null);
+  async function asked<T>(path: string, take: (told: T) => void): Promise<void> {
+    setRefused("");
     try {
-      const told = await ask<Found>(`log-lines/${place}?words=${encodeURIComponent(words.trim())}`);
-      setFound({ ...told, of: words.trim() });
+      const told = await ask<T>(path);
+      if (held.current.place === place) take(told);
     } catch (said) {
-      setError((said as Error).message);
+      if (held.current.place === place) setRefused(`Cannot be read: ${(said as Error).message}`);
     }
+  }
+  const earlier = () =>
+    asked<LogPart>(`log-part/${place}?before=${shown!.start}`, (part) => {
+      const now = held.current.shown; // which has grown meanwhile, or is of another place
+      if (now?.start !== shown!.start || part.end > now.start) return;
+      held.current.keep = pre.current?.scrollHeight ?? null;
+      setShown({ ...now, text: part.text + now.text, start: part.start });
+    });
+  const search = (event: Event) => {
+    event.preventDefault();
+    const of = words.trim();
+    if (!of) return setFound(null);
+    void asked<Found>(`log-lines/${place}?words=${encodeURIComponent(of)}`, (told) => setFound({ ...told, of }));
   };
-  const show = async (end: number) => {
-    held.current.follow = false;
-    held.current.stays = true;
-    setShown({ ...nothing, ...(await ask<LogPart>(`log-part/${place}?before=${end}`)) });
-    pre.current?.focus();
-  };
-  const follow = () => {
-    held.current.follow = true;
-    held.current.stays = true;
-    held.current.shown = null;
-    setShown(null);
-  };
+  const show = (end: number) =>
+    asked<LogPart>(`log-part/${place}?before=${end}`, (part) => {
+      held.current = anew(false);
+      setShown(part);
+      pre.current?.focus();
+    });
 
   return (
     <section id="logs" aria-labelledby="logs-title">
@@ -107,6 +117,7 @@ export function Logs(
       </form>
       <div role="status">
         {error && <p class="lost">{error}</p>}
+        {refused && <p class="lost">{refused}</p>}
         {found && (
           <p>{found.found.length ? `${count(found.found.length + found.more)} lines with “${found.of}”` : `No line with “${found.of}”`}
             {found.searched < found.size && ` in the last ${bytes(found.searched)}`}
@@ -120,9 +131,9 @@ export function Logs(
       )}
       <p class="row">
         <button type="button" disabled={!shown || shown.start === 0} onClick={() => void earlier()}>Earlier lines</button>
-        {!held.current.follow && <button type="button" onClick={follow}>Follow its end again</button>}
+        {!held.current.follow && <button type="button" onClick={() => setTurn(turn + 1)}>Follow its end again</button>}
       </p>
-      <pre ref={pre} tabIndex={0} role="region" aria-label={`Log of rank ${rank}`}>{text}</pre>
+      <pre ref={pre} tabIndex={0} role="region" aria-busy={!shown} aria-label={`Log of rank ${rank}`}>{text}</pre>
     </section>
   );
 }

@@ -5,7 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { followTheme } from "./around";
 import { Compare } from "./compare";
 import { Lineage } from "./graph";
-import { go, here } from "./places";
+import { go, here, ownDag } from "./places";
 import { Training } from "./training";
 import { Trainings } from "./trainings";
 
@@ -27,7 +27,7 @@ function Page() {
     <>
       {place.view !== "list" && (
         <nav aria-label="Trainings">
-          <a href={go({ dag: "" })}>← Trainings</a>
+          <a href={go({ dag: ownDag() })}>← Trainings</a>
           {place.view === "run" && <a href={go({ ...place, view: "graph" })}>Lineage</a>}
         </nav>
       )}

@@ -14,14 +14,20 @@ export function go(place: Partial<Place>): string {
   return `#/${words.map(encodeURIComponent).join("/")}`;
 }
 
+// What Airflow's tab was opened for. It leaves what a place has not as it is, as `{RUN_ID}`.
+function tabOf(name: string): string {
+  const said = new URLSearchParams(location.search).get(name) ?? "";
+  return /^\{.*\}$/.test(said) ? "" : said;
+}
+
+// Of whose trainings the table was in which one began: a DAG's in the tab of a DAG, else all.
+export const ownDag = (): string => (tabOf("run_id") ? "" : tabOf("dag_id"));
+
 // What the address says; without #, what Airflow's tab was opened for.
 export function here(): Place {
-  const asked = new URLSearchParams(location.search);
   const none: Place = { view: "list", dag: "", run: "", rank: null, other: null };
-  // Airflow leaves what a place has not as it is, as `{RUN_ID}`.
-  const known = (name: string) => (/^\{.*\}$/.test(asked.get(name) ?? "{}") ? "" : asked.get(name)!);
   if (!location.hash.startsWith("#/")) {
-    const [dag, run] = [known("dag_id"), known("run_id")];
+    const [dag, run] = [tabOf("dag_id"), tabOf("run_id")];
     const rank = /^#rank-(\d{1,9})$/.exec(location.hash);
     return { ...none, view: run ? "run" : "list", dag, run, rank: rank ? Number(rank[1]) : null };
   }

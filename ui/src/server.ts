@@ -24,7 +24,7 @@ export interface Rank {
   usage: Record<"cores" | "memory" | "peak" | "gpu" | "gpu_memory" | "gpu_peak", number | null>;
 }
 export interface Job {
-  name: string; try: number; state: string; words: string;
+  name: string; try: number; state: string; words: string; over: boolean;
   started: number | null; ended: number | null; hosts: string[]; ranks: Rank[];
 }
 export interface Spent {
@@ -157,11 +157,22 @@ export const instancesOf = (dag: string, run: string): string =>
   `${API}/dags/${encodeURIComponent(dag)}/dagRuns/${encodeURIComponent(run)}/taskInstances`;
 
 export async function tasksOf(dag: string, run: string): Promise<Task[]> {
-  const found = await ask<{ task_instances: Task[] }>(instancesOf(dag, run));
-  if (!orders.has(dag)) orders.set(dag, orderOf(dag).catch(() => new Map()));
-  const order = await orders.get(dag)!;
+  interface Told { task_instances: Task[]; total_entries: number }
+  const found: Task[] = [];
+  for (let total = 1; found.length < total; ) {
+    // Airflow gives 50 if it is not told how many, and no more than 100.
+    const told = await ask<Told>(`${instancesOf(dag, run)}?limit=100&offset=${found.length}`);
+    if (!told.task_instances.length) break;
+    total = told.total_entries;
+    found.push(...told.task_instances);
+  }
+  if (!orders.has(dag)) orders.set(dag, orderOf(dag));
+  const order = await orders.get(dag)!.catch(() => {
+    orders.delete(dag); // the next one asks again
+    return new Map<string, number>();
+  });
   const place = (task: Task) => order.get(task.task_id) ?? order.size;
-  return found.task_instances.sort((a, b) => place(a) - place(b));
+  return found.sort((a, b) => place(a) - place(b));
 }
 
 // Runs of some DAGs in some states, as Airflow says, by DAG and run: the newest.

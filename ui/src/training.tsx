@@ -5,10 +5,10 @@ import { nothing, taken, type Known } from "./curves";
 import { Logs } from "./logs";
 import { go, type Place } from "./places";
 import {
-  again, ask, isOver, pathOf, tasksOf,
+  again, ask, isOver, pathOf, Refused, tasksOf,
   type About, type Curve, type Curves, type Facts, type Job, type Task,
 } from "./server";
-import { at, bytes, cores, count, number, percent, said, short, spoken, time, titleOf } from "./words";
+import { at, bytes, cores, count, number, percent, said, short, spoken, time, titleOf, zone } from "./words";
 
 const POINTS = 800;
 const OURS = new Set(["StageDataOperator", "TrainOperator", "TransformOperator", "EvaluateOperator", "UploadResultsOperator"]);
@@ -194,7 +194,7 @@ function Tries({ jobs }: { jobs: Job[] }) {
           <li key={job.name} class={job.state}>
             <span aria-hidden="true">{sign(job.state)}</span> <b>{job.name}</b>
             {job.hosts.length > 0 && ` on ${job.hosts.slice(0, 4).join(", ")}${job.hosts.length > 4 ? " …" : ""}`}: {job.words}
-            {job.started !== null && <span class="source"> {at(job.started)}{job.ended !== null && `, ${time(job.ended - job.started)}`}</span>}
+            {job.started !== null && <span class="source" title={zone}> {at(job.started)}{job.ended !== null && `, ${time(job.ended - job.started)}`}</span>}
           </li>
         ))}
       </ol>
@@ -228,7 +228,7 @@ function Where({ job, logs, showLog }: { job: Job | undefined; logs: number[]; s
                 <td>{memory(one.usage.memory, one.usage.peak)}</td>
                 {onGpus && <td>{one.usage.gpu === null ? "–" : percent(one.usage.gpu / 100)}</td>}
                 {onGpus && <td>{memory(one.usage.gpu_memory, one.usage.gpu_peak)}</td>}
-                <td>{one.ended === null ? "at work" : one.asked ? "was ended with the others" : one.exit_code ? `exit code ${one.exit_code}` : "ended well"}</td>
+                <td>{one.ended === null ? (job.over ? "said no more" : "at work") : one.asked ? "was ended with the others" : one.exit_code ? `exit code ${one.exit_code}` : "ended well"}</td>
                 <td>{logs.includes(one.rank) && <button type="button" aria-label={`Log of rank ${one.rank}`} onClick={() => showLog(one.rank)}>Log</button>}</td>
               </tr>
             ))}
@@ -249,7 +249,7 @@ function Checkpoints({ found }: { found: About["checkpoints"] }) {
           <thead><tr><th scope="col">name</th><th scope="col">step</th><th scope="col">size</th><th scope="col">written</th></tr></thead>
           <tbody>
             {found.map((one) => (
-              <tr key={one.name}><th scope="row">{one.name}</th><td>{one.step === null ? "–" : count(one.step)}</td><td>{bytes(one.bytes)}</td><td>{at(one.at)}</td></tr>
+              <tr key={one.name}><th scope="row">{one.name}</th><td>{one.step === null ? "–" : count(one.step)}</td><td>{bytes(one.bytes)}</td><td title={zone}>{at(one.at)}</td></tr>
             ))}
           </tbody>
         </table>
@@ -324,14 +324,17 @@ export function Training({ place }: { place: Place }) {
     return again(async () => {
       const now = state.current;
       const [found, told, news] = await Promise.all([
-        tasksOf(dag, run).catch(() => [] as Task[]), // by hand, or without the right: the rest is shown
+        tasksOf(dag, run).catch((error: unknown) => {
+          // By hand, or without the right: the rest is shown. Else all stays as it was.
+          if (error instanceof Refused && [403, 404].includes(error.status)) return [] as Task[];
+          throw error;
+        }),
         ask<About>(`about/${path}`),
         ask<Curves>(`curves/${path}?points=${POINTS}&cursor=${now.cursor}`),
       ]);
-      if (found.length && !found.some((task) => OURS.has(task.operator_name))) {
-        setForeign(true);
-        return false;
-      }
+      const none = found.length > 0 && !found.some((task) => OURS.has(task.operator_name));
+      setForeign(none);
+      if (none) return false;
       now.cursor = news.cursor;
       const after = taken(now.known, news);
       if (after !== now.known) setKnown(after);

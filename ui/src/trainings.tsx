@@ -2,7 +2,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { go } from "./places";
 import { again, ask, endKilled, idOf, type Line, type Listed } from "./server";
 import { sign } from "./training";
-import { around, count, number, percent, short, spoken, time } from "./words";
+import { around, count, number, percent, short, spoken, time, zone } from "./words";
 
 type Key = "name" | "state" | "metric" | "duration" | "speed" | "data" | "started";
 
@@ -26,16 +26,25 @@ function compared(a: string | number | null, b: string | number | null): number 
   return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
 }
 
+// What one has chosen in the table of a DAG, or of all: it is so again when one comes back to it.
+const kept = new Map<string, unknown>();
+
+function useKept<T>(name: string, first: T) {
+  const [value, set] = useState<T>(() => (kept.has(name) ? (kept.get(name) as T) : first));
+  kept.set(name, value);
+  return [value, set] as const;
+}
+
 export function Trainings({ dag }: { dag: string }) {
   const [listed, setListed] = useState<Listed | null>(null);
   const [error, setError] = useState("");
-  const [words, setWords] = useState("");
-  const [state, setState] = useState("");
-  const [serving, setServing] = useState(false);
-  const [metric, setMetric] = useState("");
-  const [sort, setSort] = useState<{ key: Key; up: boolean }>({ key: "started", up: false });
-  const [chosen, setChosen] = useState<string[]>([]);
-  const [pages, setPages] = useState(1);
+  const [words, setWords] = useKept(`words ${dag}`, "");
+  const [state, setState] = useKept(`state ${dag}`, "");
+  const [serving, setServing] = useKept(`serving ${dag}`, false);
+  const [metric, setMetric] = useKept(`metric ${dag}`, "");
+  const [sort, setSort] = useKept<{ key: Key; up: boolean }>(`sort ${dag}`, { key: "started", up: false });
+  const [chosen, setChosen] = useKept<string[]>(`chosen ${dag}`, []);
+  const [pages, setPages] = useKept(`pages ${dag}`, 1);
 
   useEffect(() => {
     let before = "";
@@ -143,7 +152,7 @@ export function Trainings({ dag }: { dag: string }) {
                     {line.publication ? <a href={go({ view: "graph", dag: line.dag_id, run: line.run_id })} aria-label={`Lineage of ${idOf(line)}`}>Lineage</a> : "–"}
                     {line.production && <b class="serving"> ★ in production</b>}
                   </td>
-                  <td>{around(started(line))}</td>
+                  <td title={zone}>{around(started(line))}</td>
                 </tr>
               ))}
             </tbody>

@@ -7,8 +7,20 @@ const loose = new Intl.NumberFormat(locale, { maximumSignificantDigits: 4 });
 const tiny = new Intl.NumberFormat(locale, { notation: "scientific", maximumSignificantDigits: 3 });
 const tenths = new Intl.NumberFormat(locale, { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 const share = new Intl.NumberFormat(locale, { style: "percent", maximumFractionDigits: 0 });
-const moment = new Intl.DateTimeFormat(locale, { dateStyle: "short", timeStyle: "medium" });
-const minute = new Intl.DateTimeFormat(locale, { dateStyle: "medium", timeStyle: "short" });
+const moment = inZone({ dateStyle: "short", timeStyle: "medium" });
+const minute = inZone({ dateStyle: "medium", timeStyle: "short" });
+// Of all times here.
+export const zone = moment.resolvedOptions().timeZone;
+
+// In the zone that was chosen in Airflow, which keeps it as JSON; else in the system's.
+function inZone(how: Intl.DateTimeFormatOptions): Intl.DateTimeFormat {
+  try {
+    const timeZone = JSON.parse(localStorage.getItem("timezone")!) as string | null;
+    return new Intl.DateTimeFormat(locale, { ...how, timeZone: timeZone ?? undefined });
+  } catch {
+    return new Intl.DateTimeFormat(locale, how);
+  }
+}
 
 export const count = (value: number): string => plain.format(value);
 export const cores = (value: number): string => tenths.format(value);

@@ -51,6 +51,7 @@ class Site:
         self.tasks = dict.fromkeys(ROAD, "success")
         # Of their task instances: a new one at each clear.
         self.ids = {name: str(uuid4()) for name in ROAD}
+        self.others = 0  # tasks of the DAG that are none of ours, before them by name
         self.url = ""
         self.sent: list[tuple[str, dict]] = []
         self.refused = 0
@@ -115,7 +116,7 @@ class Site:
             return AROUND.format(theme=theme, paper=paper, query=query, prefix=prefix)
 
         @app.get("/api/v2/dags/{dag}/dagRuns/{run}/taskInstances")
-        def task_instances(dag: str, run: str) -> dict:
+        def task_instances(dag: str, run: str, limit: int = 50, offset: int = 0) -> dict:
             # By when they were queued, which is no order.
             found = [
                 {
@@ -127,11 +128,14 @@ class Site:
             other = {"task_id": "a", "task_display_name": "a", "state": "success"}
             own = {**other, "task_id": "before", "task_display_name": "before"}
             found = [other] if dag == "others" else [*found, own]
-            return {"task_instances": [{"operator_name": "BashOperator"} | one for one in found]}
+            more = [other | {"task_id": f"a-{number}"} for number in range(self.others)]
+            told = [{"operator_name": "BashOperator"} | one for one in [*more, *found]]
+            page = told[offset : offset + min(limit, 100)]
+            return {"task_instances": page, "total_entries": len(told)}
 
         @app.get("/api/v2/dags/{dag}/dagRuns/{run}/taskInstances/{task}")
         def task_instance(dag: str, run: str, task: str) -> dict:
-            told = task_instances(dag, run)["task_instances"]
+            told = task_instances(dag, run, 100)["task_instances"]
             return next(one for one in told if one["task_id"] == task)
 
         @app.get("/api/v2/dags/{dag}/tasks")

@@ -383,6 +383,15 @@ def test_lines_of_a_log_are_found_by_their_words(mine):
         assert "characters" in get(f"/log-lines/3/mine/run?words={words}")["detail"]
 
 
+def test_lines_are_found_through_their_colours(mine):
+    layout, get = mine
+    (layout.logs / "rank-0.log").write_text("none\n\x1b[1m1/10\x1b[0m \x1b[32mloss\x1b[0m: 0.5\n")
+    (line,) = get("/log-lines/0/mine/run?words=1/10+loss:")["found"]
+    assert line["text"] == "1/10 loss: 0.5"
+    assert line["end"] == (layout.logs / "rank-0.log").stat().st_size
+    assert get("/log-lines/0/mine/run?words=[32m")["found"] == []
+
+
 @pytest.mark.parametrize("at_once", [1, 7, 1 << 20])
 def test_lines_are_found_wherever_a_log_is_cut(tmp_path, monkeypatch, at_once):
     from ddl_airflow.plugin import logs

@@ -531,6 +531,8 @@ def test_all_trainings_in_a_table(tab, published, theme, width):
     without_fault(page)
     shot(page, f"compare-{theme}-{width}")
     frame.get_by_role("link", name="← Trainings").click()
+    expect(rows).to_have_count(2)
+    frame.get_by_label("State").select_option("any")
     expect(rows).to_have_count(4)
     published.tasks["train"] = "failed"
     frame.get_by_role("link", name=re.compile("digits")).click()
@@ -718,3 +720,313 @@ def test_a_store_that_is_slow_is_asked_again(tab, published, monkeypatch):
     expect(frame.locator(".node")).not_to_have_count(0)
     expect(frame.locator(".node.pointer")).to_contain_text("production")
     expect(frame.get_by_role("alert")).to_have_count(0)
+
+
+def look_again(page):
+    """What is asked every few seconds is asked now."""
+    page.frames[1].evaluate(HIDE, False)
+
+
+def test_what_comes_late_of_one_rank_is_not_shown_of_another(tab, site):
+    for rank in (0, 1):
+        (site.layout.logs / f"rank-{rank}.log").write_text(f"of rank {rank}\n")
+    page, frame = tab()
+    pre = frame.locator("#logs pre")
+    expect(pre).to_have_text("of rank 0\n")
+    held = []
+    page.route("**/ddl/log-*/0/**", lambda route: held.append(route))
+    with page.expect_request("**/ddl/log-lines/0/**"):
+        frame.get_by_label("Search").fill("rank")
+        frame.get_by_role("button", name="Find lines").click()
+    with page.expect_request("**/ddl/log-part/0/**"):
+        look_again(page)
+    frame.locator("#logs select").select_option("1")
+    expect(pre).to_have_text("of rank 1\n")
+    lines, part = sorted(held, key=lambda route: route.request.url)
+    found = [{"text": "late of rank 0", "end": 5}]
+    lines.fulfill(json={"found": found, "more": 0, "searched": 5, "size": 5})
+    part.fulfill(json={"text": "late of rank 0\n", "start": 0, "end": 15, "size": 15})
+    page.wait_for_timeout(500)
+    assert pre.text_content() == "of rank 1\n"
+    expect(frame.locator(".found")).to_have_count(0)
+    with (site.layout.logs / "rank-1.log").open("a") as file:
+        file.write("more\n")
+    expect(pre).to_have_text("of rank 1\nmore\n")
+
+
+def test_earlier_lines_begin_where_what_is_shown_of_a_long_log_does(tab, site):
+    """Of one that was followed for hours, whose beginning is no longer held."""
+    (site.layout.logs / "rank-0.log").write_text("")
+    parts = ["ü" * 63 + "\n"] * 2**15, ["ü" * 63 + "\n"] * 2**14
+    first, more = ("".join(lines) for lines in parts)
+    sizes = [len(text.encode()) for text in (first, more)]
+    asked = []
+
+    def answer(route):
+        if "after=" not in (url := route.request.url):
+            route.fulfill(json={"text": first, "start": 0, "end": sizes[0], "size": sizes[0]})
+        elif url.endswith(f"after={sizes[0]}"):
+            end = sum(sizes)
+            route.fulfill(json={"text": more, "start": sizes[0], "end": end, "size": end})
+        else:
+            end = sum(sizes)
+            route.fulfill(json={"text": "", "start": end, "end": end, "size": end})
+
+    page, frame = tab("dag_id=others&run_id=run")
+    page.route("**/ddl/log-part/0/**", answer)
+    page.goto(page.url.replace("others", "digits"))
+    expect(frame.locator("#shown")).to_contain_text("MiB of 6 MiB")
+    page.on("request", lambda one: "before=" in one.url and asked.append(one.url))
+    with page.expect_request("**before=*"):
+        frame.get_by_role("button", name="Earlier lines").click()
+    assert asked[0].endswith(f"before={sizes[1]}")  # so many bytes were dropped
+
+
+def test_what_one_asks_of_a_log_in_vain_says_why(tab, site):
+    lines = "".join(f"line {number}\n" for number in range(20_000))
+    (site.layout.logs / "rank-0.log").write_text(lines)
+    page, frame = tab()
+    pre, status = frame.locator("#logs pre"), frame.locator("#logs").get_by_role("status")
+    expect(pre).to_contain_text("line 19999")
+    search = frame.get_by_role("button", name="Find lines")
+    frame.get_by_label("Search").fill("line 7777")
+    search.click()
+    expect(status).to_contain_text("1 lines")
+    busy = {"status": 503, "json": {"detail": "8 requests wait"}}
+    for place, button in (
+        ("**/ddl/log-lines/**", search),
+        ("**/ddl/log-part/**before=**", frame.get_by_role("button", name="Earlier lines")),
+        ("**/ddl/log-part/**before=**", frame.locator(".found button")),
+    ):
+        page.route(place, lambda route: route.fulfill(**busy))
+        button.click()
+        expect(status).to_contain_text("8 requests wait")
+        with page.expect_response("**/ddl/log-part/**after=**"):
+            look_again(page)
+        page.wait_for_timeout(300)
+        expect(status).to_contain_text("8 requests wait")  # until one asks again
+        page.unroute(place)
+        search.click()
+        expect(status).not_to_contain_text("8 requests wait")
+    expect(pre).to_contain_text("line 19999")
+    frame.locator(".found button").click()
+    expect(pre).to_have_text(re.compile("line 7777\n$"))
+    # Its end comes at once, and not when it would have been asked for again.
+    page.frames[1].evaluate("""() => {
+        for (let id = setTimeout(() => 0); id > 0; id -= 1) clearTimeout(id);
+        const later = window.setTimeout;
+        window.setTimeout = (work, ms) => (ms >= 1000 ? 0 : later(work, ms));
+    }""")
+    frame.get_by_role("button", name="Follow its end again").click()
+    expect(pre).to_contain_text("line 19999")
+    expect(frame.locator(".found button")).to_have_count(1)
+
+
+def test_while_airflow_does_not_say_the_steps_the_last_ones_stay(tab, site):
+    site.fail("gone", None, tried=1)
+    page, frame = tab()
+    steps = frame.locator("#tasks li")
+    expect(steps.nth(2)).to_have_text("✓ train: success")
+    expect(frame.locator(".progress")).to_have_text("100%")
+    page.route(
+        "**/taskInstances*", lambda route: route.fulfill(status=503, json={"detail": "busy"})
+    )
+    look_again(page)
+    expect(frame.get_by_role("status").first).to_have_text("Cannot read the training: busy")
+    expect(frame.locator("#failure")).to_have_count(0)
+    expect(steps).to_have_count(7)
+    expect(frame.locator(".progress")).to_have_text("100%")
+    page.unroute("**/taskInstances*")
+    look_again(page)
+    expect(frame.get_by_role("status").first).to_have_text("")
+
+
+def test_the_order_of_steps_is_asked_for_until_it_is_known(tab, site):
+    site.tasks["approve"] = "awaiting_input"
+    page, frame = tab("dag_id=others&run_id=run")
+    asked = []
+
+    def busy_once(route):
+        asked.append(route.request.url)
+        if len(asked) == 1:
+            route.fulfill(status=503, json={"detail": "busy"})
+        else:
+            route.continue_()
+
+    page.route("**/api/v2/dags/digits/tasks", busy_once)
+    page.goto(page.url.replace("others", "digits"))
+    expect(frame.locator("#tasks li").first).to_have_text("○ approve: awaiting input")
+    site.tasks["train"] = "running"
+    look_again(page)
+    expect(frame.locator("#tasks li").first).to_have_text("✓ before: success")
+
+
+def test_a_dag_of_many_tasks_is_read_to_its_end(tab, site):
+    """Airflow tells 50 at a time, and of more no more than 100."""
+    site.others = 230
+    _, frame = tab()
+    expect(frame.locator("#tasks li")).to_have_count(237)
+    expect(frame.locator("#none")).to_have_count(0)
+
+
+def test_a_rank_that_was_killed_is_at_work_no_more(tab, site):
+    site.tasks["train"] = "failed"
+    rank_record(site.layout, "try-1", 0, started=100.0)
+    usage = {"t": 110.0, "cores": 2.5, "cpu_s": 9.0, "memory": 2 << 30, "peak": 3 << 30}
+    (site.layout.state / "try-1" / "rank-0.usage").write_text(json.dumps(usage))
+    _, frame = tab()
+    row = frame.locator("section", has_text="Where it runs").locator("tbody tr")
+    expect(row).to_contain_text("2.52 GiB, at most 3 GiBat work")
+    site.fail("the job was ended.", None)
+    expect(row).to_contain_text("0.9at most 3 GiBsaid no more")
+
+
+def test_one_stretch_without_numbers_is_one(tab, site):
+    """In however many answers it came; and it is none once there are numbers."""
+    for rank_of in (1, 2):
+        rank_record(site.layout, f"try-{rank_of}", 0, started=1000.0 * rank_of)
+    steps = [{"t": 1000.0 + step, "step": step} for step in range(60)]
+    site.progress(*(one | {"loss": 1.0} for one in steps[:20]))
+    page, frame = tab()
+    loss = frame.locator("figure", has=frame.locator("h3", has_text="loss"))
+    lost = loss.locator("p.lost")
+    for begin, end in ((20, 30), (30, 40), (40, 50)):
+        site.progress(*(one | {"loss": "NaN"} for one in steps[begin:end]))
+        look_again(page)
+        expect(value_of(frame, "step")).to_have_text(str(end - 1))
+        expect(lost).to_have_text(f"⚠ NaN from step 20 to {end - 1}")
+    # The script goes on from its checkpoint in the same job.
+    site.progress(*(one | {"t": 1100.0, "loss": 0.5} for one in steps[15:35]))
+    look_again(page)
+    expect(lost).to_have_text("⚠ NaN from step 35 to 49")
+    site.progress(*(one | {"t": 1200.0, "loss": 0.5} for one in steps[35:]))
+    look_again(page)
+    expect(lost).to_have_count(0)
+
+
+def test_what_a_later_try_made_good_is_no_gap_in_a_comparison(tab, published):
+    for number, values in ((1, ["NaN"] * 20), (2, [0.5] * 15)):
+        rank_record(published.layout, f"try-{number}", 0, started=1000.0 * number)
+        published.progress(
+            *(
+                {"t": 1000.0 * number + step, "step": 10 + step, "loss": value}
+                for step, value in enumerate(values)
+            )
+        )
+    _, frame = tab("")
+    for one in ("digits/run", "mnist-tf1/first"):
+        frame.get_by_label(f"Compare {one}").check()
+    frame.get_by_role("link", name="Compare the two").click()
+    loss = frame.locator("figure", has=frame.locator("h3", has_text=re.compile("^loss$")))
+    expect(loss.locator("p.lost")).to_have_text("⚠ NaN from step 25 to 29")
+
+
+def test_two_that_differ_in_little_are_not_the_same(tab, published):
+    for run, parameters in (
+        ("first", {"nodes": 2, "rate": 0.123456, "names": ["a, b"]}),
+        ("second", {"nodes": 2, "rate": 0.123457, "names": ["a", "b"]}),
+    ):
+        layout = published.run("mnist-tf1", run)
+        record = json.loads((layout.kept / "record.json").read_bytes())
+        record["run"]["parameters"] = parameters
+        (layout.kept / "record.json").write_text(json.dumps(record))
+    _, frame = tab("")
+    for one in ("first", "second"):
+        frame.get_by_label(f"Compare mnist-tf1/{one}").check()
+    frame.get_by_role("link", name="Compare the two").click()
+    rows = frame.locator("#differences tr", has_text="run.parameters")
+    expect(rows.nth(1).locator("td")).to_have_text(["0.123456", "0.123457"])
+    expect(rows.first.locator("td")).to_have_text(['["a, b"]', '["a","b"]'])
+    expect(frame.locator("body")).not_to_contain_text("are the same")
+    # Of their tables one is open at a time.
+    for number in (0, 1, 0):
+        table = frame.locator("figure").nth(number)
+        table.locator("summary").click()
+        expect(table.locator("tbody tr")).not_to_have_count(0)
+        expect(frame.locator("figure details[open]")).to_have_count(1)
+
+
+def test_a_table_is_as_one_left_it(tab, published):
+    page, frame = tab("dag_id=mnist-tf1&run_id={RUN_ID}")
+    rows = frame.locator("#trainings tbody tr")
+    expect(rows).to_have_count(3)
+    frame.get_by_label("Filter").fill("mnist")
+    frame.get_by_label("State").select_option("published")
+    frame.get_by_role("button", name="training").click()
+    frame.get_by_label("Compare mnist-tf1/first").check()
+    frame.locator("tr", has_text="second").get_by_role("link", name=re.compile("^mnist")).click()
+    expect(frame.locator("#tasks")).to_be_visible()
+    frame.get_by_role("link", name="← Trainings").click()
+    # And of the DAG in whose tab it is.
+    expect(frame.locator("h1")).to_contain_text("of mnist-tf1")
+    expect(rows).to_have_count(2)
+    expect(frame.get_by_label("Filter")).to_have_value("mnist")
+    expect(frame.get_by_role("columnheader", name="training")).to_have_attribute(
+        "aria-sort", "descending"
+    )
+    expect(frame.get_by_label("Compare mnist-tf1/first")).to_be_checked()
+    frame.get_by_role("link", name="see all").click()
+    expect(rows).to_have_count(4)
+    expect(frame.get_by_label("Filter")).to_have_value("")
+
+
+def test_times_are_in_the_zone_that_was_chosen_in_airflow(tab, published):
+    path = published.layout.checkpoints / "model-1.keras"
+    path.write_bytes(b"x")
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    page, frame = tab()
+    page.evaluate("""localStorage.setItem("timezone", '"Asia/Tokyo"')""")
+    page.reload()
+    written = frame.locator("tr", has_text="model-1.keras").locator("td").last
+    expect(written).to_have_text("15/11/2023, 07:13:20")
+    expect(written).to_have_attribute("title", "Asia/Tokyo")
+    page, frame = tab("dag_id=mnist-tf1&run_id=first")
+    page.evaluate("""localStorage.setItem("timezone", '"Asia/Tokyo"')""")
+    page.reload()
+    frame.get_by_role("link", name="Lineage, with all digests").click()
+    frame.get_by_role("button", name=re.compile("^run")).click()
+    started = frame.locator(".facts > div", has_text="started").locator("dd")
+    expect(started).to_have_text(re.compile(r"^\d\d/\d\d/\d{4}, \d\d:\d\d:\d\d$"))
+    page.evaluate("""localStorage.setItem("timezone", "nowhere")""")
+    page.reload()
+    expect(frame.locator("h1")).to_be_visible()
+
+
+def test_a_lineage_that_does_not_come_at_first_comes_later(tab, published):
+    asked = []
+
+    def busy_once(route):
+        asked.append(route.request.url)
+        if len(asked) == 1:
+            route.fulfill(status=503, json={"detail": "8 requests wait"})
+        else:
+            route.continue_()
+
+    page, frame = tab("dag_id=mnist-tf1&run_id=first")
+    page.route("**/ddl/graph/**", busy_once)
+    frame.get_by_role("link", name="Lineage, with all digests").click()
+    expect(frame.get_by_role("alert")).to_contain_text("8 requests wait")
+    expect(frame.locator(".node.pointer")).to_contain_text("production")
+    expect(frame.get_by_role("alert")).to_have_count(0)
+
+
+def test_a_lineage_follows_what_becomes_of_a_decision(tab, published, tmp_path):
+    page, frame = tab("dag_id=mnist-tf1&run_id=second")
+    frame.get_by_role("link", name="Lineage, with all digests").click()
+    frame.get_by_role("button", name="Go back to an earlier model …").click()
+    frame.get_by_role("dialog").get_by_role("button", name="Go back").click()
+    expect(frame.get_by_text("Asked for: run manual__1")).to_be_visible()
+    page.wait_for_timeout(6000)  # until Airflow has run it
+    store = open_store((tmp_path / "results").as_uri())
+    third = f"t-third/{'0' * 16}-{'1' * 8}"
+    (tmp_path / "results" / third).mkdir(parents=True)
+    (tmp_path / "results" / third / "_SUCCESS").write_text("{}")
+    point(store, "mnist-tf1", PRODUCTION, third, {"loss": 1.0})
+    expect(frame.locator(".node.pointer")).to_contain_text("to another model")
+    expect(frame.get_by_role("button", name="Put this model into production")).to_be_visible()
+    # And a model that is to be approved meanwhile can be.
+    published.tasks["approve"] = "awaiting_input"
+    look_again(page)
+    frame.get_by_role("button", name="Approve").click()
+    published.tasks["approve"] = "success"
+    expect(frame.get_by_role("button", name="Approve")).to_have_count(0)

@@ -583,17 +583,40 @@ def test_how_each_rank_spends_its_time_while_the_job_runs(layout):
     }
 
 
+def test_a_rank_that_was_killed_takes_nothing_any_more(layout):
+    record(layout, "try-1", 0, host="gpu01", started=100.0)
+    usage = {"t": 110.0, "cores": 2.5, "cpu_s": 9.0, "memory": 2, "peak": 3}
+    usage |= {"gpu": 97.0, "gpu_average": 88.0, "gpu_memory": 7, "gpu_peak": 8}
+    (layout.state / "try-1" / "rank-0.usage").write_text(json.dumps(usage))
+    (job,) = read_jobs(layout)
+    assert not job["over"] and job["ranks"][0]["usage"]["memory"] == 2
+    said = {"step": "train", "try": 1, "error": "JobFailed", "rank": None, "message": "ended"}
+    layout.failure.write_text(json.dumps(said))
+    (job,) = read_jobs(layout)
+    assert job["over"] and job["ranks"][0]["usage"] == {
+        **{"cores": 0.9, "memory": None, "peak": 3},
+        **{"gpu": 88.0, "gpu_memory": None, "gpu_peak": 8},
+    }
+
+
 def test_checkpoints_are_files_of_the_training(layout):
     for name in ("mnist-50.index", "mnist-50.data-00000-of-00001", "mnist-50.meta", "notes.txt"):
         (layout.result / name).write_bytes(b"x" * 10)
     (layout.checkpoints / "model-3.keras").write_bytes(b"x" * 7)
     (layout.checkpoints / "best.weights.h5").write_bytes(b"x")
+    (layout.checkpoints / "at-step_400.keras").write_bytes(b"x")
+    (layout.checkpoints / "model-0.25.keras").write_bytes(b"x")  # a loss of 0.25
     (layout.result / "linked-9.keras").symlink_to("/etc/passwd")
     for age, path in enumerate(sorted(layout.root.rglob("*.*"))):
         if not path.is_symlink():
             os.utime(path, (1000 + age, 1000 + age))
     told = {(one["name"], one["step"], one["bytes"]) for one in read_checkpoints(layout)}
-    assert told == {("mnist-50", 50, 20), ("model-3.keras", 3, 7), ("best.weights.h5", None, 1)}
+    assert told == {
+        *(("mnist-50", 50, 20), ("at-step_400.keras", 400, 1)),
+        # What an epoch or a loss may be is not taken for a step.
+        *(("model-3.keras", None, 7), ("model-0.25.keras", None, 1)),
+        ("best.weights.h5", None, 1),
+    }
 
 
 def test_what_made_it_is_told_without_what_is_long():
