@@ -33,6 +33,7 @@ from ddl_airflow.lineage.story import (
     described_publications,
     described_run,
     described_training,
+    printable,
 )
 from ddl_airflow.storage.publication import PUBLICATION, publications, results_in
 from ddl_airflow.storage.store import SUCCESS, ObjectStore
@@ -177,8 +178,9 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _impact(options: argparse.Namespace) -> int:
-    store, pointer, known = _index(options)
-    if not known:  # of models that are elsewhere it is not to say that none was made of the data
+    store, pointer, known, unreadable = _index(options)
+    # Of models that are elsewhere it is not to say that none was made of the data.
+    if not known and not unreadable:
         raise NoSuchModel(
             f"{store.uri}: nothing was published there. Give the data, then the place of results."
         )
@@ -205,7 +207,7 @@ def _impact(options: argparse.Namespace) -> int:
             dataset = one["dataset"]
             alike.setdefault((dataset["uri"], dataset["fingerprint"]), []).append(one)
     asked = list(alike.values())
-    unread: list[Summary] = []
+    unread = dict(unreadable)
     with ThreadPoolExecutor(_READERS) as pool:
         looks = pool.map(lambda of: _had(store, of, within[of[0]["publication"]]), asked)
         for number, (of, had) in enumerate(zip(asked, looks, strict=True), 1):
@@ -213,15 +215,17 @@ def _impact(options: argparse.Namespace) -> int:
             if had:
                 made |= {one["publication"]: one for one in of}
             elif had is None:
-                unread += of
+                for one in of:
+                    removed = "removed" in one
+                    why = "it was removed" if removed else f"its {LINEAGE} cannot be read"
+                    unread[one["publication"]] = why
     _say(
         _with_production(pointer, [one for one in known if one["publication"] in made]),
         options.json,
     )
-    for one in unread:
-        why = "it was removed" if "removed" in one else f"its {LINEAGE} cannot be read"
-        said = f"{one['publication']}: nobody knows whether it was made from that: {why}"
-        print(f"ddl-airflow: {said}", file=sys.stderr)
+    for name, why in unread.items():
+        said = f"{name}: nobody knows whether it was made from that: {why}"
+        print(printable(f"ddl-airflow: {said}"), file=sys.stderr)
     return 1 if unread else 0
 
 
@@ -253,7 +257,7 @@ def _had(store: ObjectStore, alike: Sequence[Summary], keys: Collection[str]) ->
 
 
 def _list(options: argparse.Namespace) -> int:
-    store, pointer, known = _index(options)
+    store, pointer, known, unreadable = _index(options)
     found = [
         one
         for one in known
@@ -268,7 +272,10 @@ def _list(options: argparse.Namespace) -> int:
         shown = [one for one in shown if one["production"]]
     _say(shown[: options.limit or None], options.json)
     _note_lost(store, {one["dag_id"] for one in found}, pointer)
-    return 0
+    for name, why in unreadable.items():
+        said = f"{name}: nobody knows whether it belongs there: {why}"
+        print(printable(f"ddl-airflow: {said}"), file=sys.stderr)
+    return 1 if unreadable else 0
 
 
 def _note_lost(store: ObjectStore, dag_ids: Collection[str], pointer: ReadPointer) -> None:
@@ -334,14 +341,24 @@ def _condition(text: str) -> Callable[[Summary], bool]:
     return holds
 
 
-def _index(options: argparse.Namespace) -> tuple[ObjectStore, ReadPointer, list[Summary]]:
+def _index(
+    options: argparse.Namespace,
+) -> tuple[ObjectStore, ReadPointer, list[Summary], dict[str, str]]:
+    """Also why the index could not be made of the record of a publication, by its place."""
     store = open_place(options.results.rstrip("/"))
     pointer = pointers_of(store)
-    known = read_index(store, rebuild=options.rebuild, progress=_say_progress, pointer=pointer)
+    unreadable: dict[str, str] = {}
+    known = read_index(
+        store,
+        rebuild=options.rebuild,
+        progress=_say_progress,
+        pointer=pointer,
+        unread=unreadable.__setitem__,
+    )
     of_one = re.compile(rf"{PUBLICATION}|{re.escape(LINEAGE)}")
     if not known and any(map(of_one.fullmatch, store.names())):
         raise NoSuchModel(f"{store.uri} is one training. Give the place of results that it is in.")
-    return store, pointer, known
+    return store, pointer, known, unreadable
 
 
 def _say_progress(done: int, of: int) -> None:

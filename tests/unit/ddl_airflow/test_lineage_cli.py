@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import time
 from datetime import datetime, timedelta, timezone
 
@@ -358,6 +359,41 @@ def test_a_record_that_cannot_be_read_is_not_taken_for_one_without_the_data(
     for place in places[:2]:
         assert f"{place}: nobody knows whether it was made from that" in err
     assert ask("impact", "s3://bucket/digits", results)[0] == 0  # for which no record is needed
+
+
+def test_a_damaged_record_is_named_also_once_the_index_was_made_again(
+    ask, training, tmp_path, capsys
+):
+    damaged, _ = training(1), training(2)
+    results = tmp_path / "results"
+    (results / damaged / "lineage.json").write_text('{"run": ')
+    shutil.rmtree(results / "_lineage")
+    for words in (
+        ("impact", "s3://bucket/digits", results),
+        ("impact", "s3://bucket/digits", results, "--rebuild"),
+        ("list", results),
+        ("list", results, "--json"),
+    ):
+        code, out, err = ask(*words)
+        assert code == 1 and "digits-2" in out and damaged not in out, words
+        assert f"ddl-airflow: {damaged}: " in err and "lineage.json is damaged" in err, words
+    assert cli.main(["verify", str(results)]) == 1
+    assert f"{damaged}: its lineage.json is damaged" in capsys.readouterr().err
+    assert cli.main(["verify", str(results), "--json"]) == 1
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert problem == {"file": damaged, "problem": "its lineage.json is damaged"}
+
+
+def test_where_no_record_can_be_read_it_is_not_said_that_nothing_was_published(
+    ask, training, tmp_path
+):
+    damaged = training(1)
+    results = tmp_path / "results"
+    (results / damaged / "lineage.json").unlink()
+    shutil.rmtree(results / "_lineage")
+    code, _, err = ask("impact", "s3://bucket/digits", results)
+    assert code == 1 and f"{damaged}: nobody knows whether it was made from that" in err
+    assert "nothing was published" not in err
 
 
 def test_one_record_answers_for_all_that_were_trained_on_the_same_data(
