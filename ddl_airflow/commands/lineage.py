@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -35,8 +36,8 @@ from ddl_airflow.lineage.story import (
     described_training,
     printable,
 )
-from ddl_airflow.storage.publication import PUBLICATION, publications, results_in
-from ddl_airflow.storage.store import SUCCESS, ObjectStore
+from ddl_airflow.storage.publication import PUBLICATION, marker_of, publications, results_in
+from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore
 
 # Trainings in one message.
 _MOST_NAMED = 10
@@ -138,6 +139,9 @@ def _show(options: argparse.Namespace) -> int:
     store = publication_at(options.uri)
     record = read_record(store)
     problems = check_files(record, store)
+    is_published = _is_as_published(store)
+    if is_published is False:
+        problems.append(f"{store.uri}/{LINEAGE} is not the file that was published")
     if options.json:
         print(json.dumps(record, indent=2))
     else:
@@ -150,9 +154,21 @@ def _show(options: argparse.Namespace) -> int:
         print(f"warning: {metric!r} was {word} at the end of the training", file=sys.stderr)
     for problem in problems:
         print(f"ddl-airflow: {problem}", file=sys.stderr)
+    if is_published is None:
+        why = f"there is no whole {SUCCESS} beside it"
+        print(f"note: whether {LINEAGE} was changed is not known: {why}", file=sys.stderr)
     if not problems:
         print(f"{len(record['result']['files'])} files are as recorded", file=sys.stderr)
     return 1 if problems else 0
+
+
+def _is_as_published(store: ObjectStore) -> bool | None:
+    """Whether the record is the one that the marker lists; None if no marker says which it was."""
+    marker = marker_of(store) or marker_of(store, RETIRED)
+    with suppress(*DAMAGED):
+        listed = {file["key"]: file["sha256"] for file in marker["files"]}
+        return hashlib.sha256(store.read_bytes(LINEAGE)).hexdigest() == str(listed[LINEAGE])
+    return None
 
 
 def _show_run(so_far: Path, *, as_json: bool) -> int:

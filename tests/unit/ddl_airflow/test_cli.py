@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -588,8 +589,10 @@ def published(results, training, name="p-1"):
     """What upload-results leaves of a training."""
     place = results / training / name
     place.mkdir(parents=True)
-    (place / "lineage.json").write_text(json.dumps(RECORD))
-    file = {"key": "lineage.json", "size": 1, "sha256": "", "etag": ""}
+    body = json.dumps(RECORD)
+    (place / "lineage.json").write_text(body)
+    sha256 = hashlib.sha256(body.encode()).hexdigest()
+    file = {"key": "lineage.json", "size": len(body), "sha256": sha256, "etag": ""}
     (place / "_SUCCESS").write_text(json.dumps({"files": [file]}))
     return place
 

@@ -141,6 +141,21 @@ def test_the_story_of_a_model_names_what_made_it(ask, results, training, tmp_pat
     assert code == 1 and "code/train.py is not the file that was published" in err
 
 
+def test_a_record_that_was_changed_is_not_told_as_true(ask, training, tmp_path):
+    place = tmp_path / "results" / training(1)
+    record = place / "lineage.json"
+    record.write_text(record.read_text().replace('"epochs": 3', '"epochs": 9'))
+    for words in ((place,), (place, "--json")):
+        code, _, err = ask("show", *words)
+        assert code == 1 and "lineage.json is not the file that was published" in err
+    (place / "_SUCCESS").rename(place / "_RETIRED")  # as cleaning leaves it for two days
+    assert ask("show", place)[0] == 1
+    (place / "_RETIRED").unlink()
+    code, _, err = ask("show", place)
+    assert code == 0 and "note: whether lineage.json was changed is not known" in err
+    assert "_SUCCESS" in err
+
+
 def test_of_a_dag_whose_name_is_not_ascii_it_is_known_what_serves(ask, training, tmp_path):
     place = training(1, dag_id="ziffern-ä", serves=True)
     assert ", in production\n" in ask(tmp_path / "results" / place)[1]
