@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ddl_airflow.commands.options import BY_ENVIRONMENT, Commands
-from ddl_airflow.commands.results import open_place, place_in_results
+from ddl_airflow.commands.results import absolute, open_place, place_in_results
 from ddl_airflow.core.errors import DAMAGED, DdlError, NoSuchModel
 from ddl_airflow.lineage.compare import compare
 from ddl_airflow.lineage.index import Summary, lost_of, read_index
@@ -444,7 +444,7 @@ def publication_at(uri: str) -> ObjectStore:
     if there := publications(store, listed):
         return store.at(next(iter(there)))
     pointers = {f"{name}.json": name for name in (LATEST, PRODUCTION)}
-    results, _, dag_id = uri.rpartition("/")
+    results, _, dag_id = absolute(uri).rpartition("/")
     found = [name for key, name in pointers.items() if any(one.key == key for one in listed)]
     if found and not results.endswith(":/"):
         named = []

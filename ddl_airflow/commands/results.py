@@ -106,7 +106,7 @@ def _results_of(uri: str) -> tuple[ObjectStore, str]:
     """
     uri = uri.rstrip("/")
     place = open_place(uri)
-    results, slash, dag_id = uri.rpartition("/")
+    results, slash, dag_id = absolute(uri).rpartition("/")
     if slash and results in ("", "file://"):  # a folder of the root
         results += "/"
     if not results.endswith(":/"):
@@ -120,6 +120,11 @@ def _results_of(uri: str) -> tuple[ObjectStore, str]:
             f"{', '.join(below) or 'none'}"
         )
     return store, dag_id
+
+
+def absolute(uri: str) -> str:
+    """An URI as it is, and a folder by its absolute path: in `.` nobody reads what it is in."""
+    return uri if "://" in uri else os.path.abspath(uri)
 
 
 def place_in_results(uri: str) -> tuple[str, str]:
