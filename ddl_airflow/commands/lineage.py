@@ -465,4 +465,10 @@ def publication_at(uri: str) -> ObjectStore:
             f"{uri} is of several trainings. Name one, as {uri}/{trainings[0]}; there is, the "
             f"newest first: {', '.join(trainings[:_MOST_NAMED])}{more}"
         )
+    for one in listed:
+        if record := re.fullmatch(rf"((?:[^/]+/)?{PUBLICATION})/{re.escape(LINEAGE)}", one.key):
+            place = f"{uri}/{record[1]}"
+            raise NoSuchModel(
+                f"{place}/{SUCCESS} is gone or damaged: `ddl-airflow verify {place}` says which"
+            )
     raise NoSuchModel(f"{uri}: nothing was published there: it has no {LINEAGE}")

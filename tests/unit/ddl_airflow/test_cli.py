@@ -597,7 +597,7 @@ def published(results, training, name="p-1"):
     return place
 
 
-def test_lineage_of_what_holds_several_trainings_names_them(call, tmp_path):
+def test_lineage_of_what_holds_several_trainings_names_them(call, tmp_path, monkeypatch):
     results = tmp_path / "results"
     for number, training in enumerate(("one-1", "one-2", "two-1")):
         place = published(results, training)
@@ -623,6 +623,26 @@ def test_lineage_of_what_holds_several_trainings_names_them(call, tmp_path):
     said = f"{results}/one-2/p-1 (latest), {results}/one-1/p-1 (production)\n"
     assert call("lineage", results / "one")[2].endswith(said)
     assert call("lineage", results / "one-2")[0] == 0
+    for folder, name in ((results, "one"), (results / "one", ".")):  # relative to where one is
+        monkeypatch.chdir(folder)
+        assert call("lineage", name)[2].endswith(said)
+
+
+@pytest.mark.parametrize("marker", [None, "{", "{}"])
+@pytest.mark.parametrize("of", ["one-1", "."])
+def test_what_has_a_record_and_no_whole_marker_is_not_said_to_have_none(call, tmp_path, marker, of):
+    name = f"{'c' * 16}-{'d' * 8}"
+    marked = published(tmp_path, "one-1", name) / "_SUCCESS"
+    marked.unlink()
+    if marker is not None:
+        marked.write_text(marker)
+    code, out, err = call("lineage", tmp_path / of)
+    assert (code, out) == (1, "") and "nothing was published" not in err
+    if of == "one-1":
+        assert err == (
+            f"ddl-airflow: {tmp_path}/one-1/{name}/_SUCCESS is gone or damaged: "
+            f"`ddl-airflow verify {tmp_path}/one-1/{name}` says which\n"
+        )
 
 
 @pytest.mark.parametrize(
