@@ -42,6 +42,7 @@ _SECRET_NAME = re.compile(
 )
 # A browser's whole numbers. Source: ECMAScript, Number.MAX_SAFE_INTEGER
 _MOST_WHOLE = 2**53 - 1
+_DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 RULES: list[Rule] = []
 _rule = registering(RULES)
 
@@ -150,11 +151,11 @@ def _read(kind: str, text: str) -> bool | int | float | str | None:
         return {"true": True, "false": False}.get(text.lower())
     if re.fullmatch(r"[+-]?[0-9]{1,300}", text):
         return int(text)
-    try:
-        number = float(text)
-    except ValueError:
+    # ``float`` reads 1_0.5 as 10.5, and more that a manifest has as text.
+    if kind != "number" or not _DECIMAL.fullmatch(text):
         return None
-    return number if kind == "number" and math.isfinite(number) else None
+    number = float(text)
+    return number if math.isfinite(number) else None
 
 
 ParameterOrShort = Annotated[Parameter, BeforeValidator(_parameter)]
