@@ -35,7 +35,7 @@ from ddl_airflow.core.manifest.sections.parameters import RUN_SETTINGS, values_o
 from ddl_airflow.core.manifest.sections.places import MANIFEST_VARIABLES
 from ddl_airflow.core.manifest.templates import is_template
 from ddl_airflow.core.manifest.values import CHECKPOINT
-from ddl_airflow.core.parameters import filled_in, without_marks
+from ddl_airflow.core.parameters import check_settings, filled_in, without_marks
 from ddl_airflow.core.plan import (
     EvaluateStep,
     Plan,
@@ -288,6 +288,7 @@ def _parameters(manifest: Manifest, given: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         SettingUnknown, SettingInvalid: as ``values_of``.
     """
+    check_settings(given, [*manifest.parameters, *_SETTABLE])
     own = {name: text for name, text in given.items() if name not in _SETTABLE}
     values: dict[str, Any] = values_of(manifest.parameters, own)
     nodes = given.get("nodes", str(manifest.model_definition.execution.compute_configuration.nodes))

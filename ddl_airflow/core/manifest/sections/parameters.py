@@ -131,6 +131,7 @@ def _value(name: str, one: Parameter, text: str) -> bool | int | float | str:
     kind, value = one.type, _read(one.type, text)
     if value is None:
         raise SettingInvalid(f"{name} is {ascii(text[:60])}, wanted {_WORDS[kind]}.")
+    text_of(value, name)  # raises for what no script can be given
     if type(value) is int and not LEAST_WHOLE <= value <= MOST_WHOLE:
         # As a trigger form says it: a run by hand is to be one that Airflow could do.
         more = " of at most 64 bits" if kind == "integer" else "; a whole one of at most 64 bits"
