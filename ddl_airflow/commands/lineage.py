@@ -239,6 +239,9 @@ def _impact(options: argparse.Namespace) -> int:
         _with_production(pointer, [one for one in known if one["publication"] in made]),
         options.json,
     )
+    if not made and not unread:  # nor is it known that there is such data
+        said = f"note: no training that is known there read anything at {options.data}"
+        print(printable(said), file=sys.stderr)
     for name, why in unread.items():
         said = f"{name}: nobody knows whether it was made from that: {why}"
         print(printable(f"ddl-airflow: {said}"), file=sys.stderr)

@@ -148,6 +148,8 @@ def open_place(uri: str, within: Sequence[Path] | None = None) -> ObjectStore:
         ConnectionInvalid: it is neither, or names none.
         SourceMissing: there is no such folder.
     """
+    if uri.endswith(":") and kind_of_uri(f"{uri}//"):  # a scheme, whose slashes were taken
+        uri += "//"
     scheme, separator, _rest = uri.partition("://")
     kind = kind_of_uri(uri) if separator else None
     if separator and kind is None:

@@ -205,6 +205,14 @@ def test_an_unknown_scheme_is_no_path(call, command):
     assert "gs://bucket/prefix, s3://bucket/prefix or in a folder; http:// is neither" in err
 
 
+@pytest.mark.parametrize("command", ["lineage", "verify", "production", "rollback"])
+def test_a_scheme_alone_is_no_folder(call, command):
+    assert call(command, "s3://")[2] == (
+        "ddl-airflow: 's3://' names no store. Write s3://bucket/prefix\n"
+    )
+    assert "names no folder. Write file:///path" in call(command, "file://")[2]
+
+
 def test_a_store_without_keys_names_the_variables_that_have_them(call, monkeypatch, tmp_path):
     """Not a connection: a command has none."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):

@@ -255,13 +255,15 @@ def test_what_became_of_data_and_what_of_it_serves(ask, training, tmp_path):
         ("s3://buck", []),
         ("digits", []),
     ):
-        code, out, _ = ask("impact", "--json", data, results)
+        code, out, err = ask("impact", "--json", data, results)
         found = json.loads(out)
         assert code == 0
+        note = f"note: no training that is known there read anything at {data}\n"
+        assert (note in err) == (not trainings), data
         assert {one["training_id"] for one in found} == set(trainings), data
         assert all(one["production"] == (one["publication"] == serving) for one in found)
     assert " production  digits-2/" in ask("impact", "s3://bucket", results)[1]
-    assert ask("impact", "s3://other", results) == (0, "", "none\n")
+    assert ask("impact", "s3://other", results)[2].startswith("none\nnote: no training that ")
 
 
 def test_the_list_is_filtered_and_has_the_newest_first(ask, training, tmp_path):

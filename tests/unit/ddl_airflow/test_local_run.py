@@ -363,6 +363,7 @@ def test_secrets_come_from_the_environment_and_are_nowhere_else(call, manifest, 
     )
     lacks = call(path, "--step", "train")
     assert "has no run of small to go on with" in lacks.stderr
+    assert not (tmp_path / ".ddl-run").exists()
     lacks = call(path)
     assert lacks.returncode == 1 and "set PARAM_TOKEN in the environment" in lacks.stderr
     said = call(path, "--set", "token=x")
