@@ -82,6 +82,11 @@ def os_errors(path: Path, needed: int = 0) -> Iterator[None]:
         name = exc.filename2 if full and exc.filename2 is not None else exc.filename
         # What was opened beneath a descriptor is named by its last part alone.
         where = Path(name) if isinstance(name, str) and os.path.isabs(name) else path
+        if exc.errno == errno.ENOSPC and _lacks_inodes(where):
+            raise NoSpace(
+                f"{where}: {exc.strerror}: no more names (inodes) are free. Remove files there, or "
+                "use a disk with more of them."
+            ) from exc
         if full:
             wanted = f"{needed:,} bytes to write, " if needed else ""
             raise NoSpace(
@@ -342,9 +347,19 @@ def why_private(path: Path) -> str:
 
 def free_bytes(path: Path) -> int:
     """Bytes that may be written where ``path`` is or will be."""
+    return shutil.disk_usage(_that_exists(path)).free
+
+
+def _lacks_inodes(path: Path) -> bool:
+    """Whether no file can be made where ``path`` is or will be, however many bytes are free."""
+    found = os.statvfs(_that_exists(path))
+    return found.f_files > 0 and found.f_favail == 0  # some file systems have no such number
+
+
+def _that_exists(path: Path) -> Path:
     while not path.exists() and path != path.parent:
         path = path.parent
-    return shutil.disk_usage(path).free
+    return path
 
 
 class FolderStore:

@@ -641,6 +641,22 @@ def test_a_full_disk_is_named_by_what_was_to_be_written(tmp_path):
     assert "0 bytes to write" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("number", "left", "said"),
+    [(errno.ENOSPC, 0, True), (errno.ENOSPC, 1, False), (errno.EFBIG, 0, False)],
+)
+def test_a_disk_that_has_room_and_no_inodes_is_named_as_that(
+    tmp_path, monkeypatch, number, left, said
+):
+    real = list(os.statvfs(tmp_path))
+    real[5], real[7] = 1000, left  # f_files, f_favail
+    monkeypatch.setattr("os.statvfs", lambda _: os.statvfs_result(real))
+    with pytest.raises(NoSpace) as caught, os_errors(tmp_path / "deep" / "file", 10):
+        raise OSError(number, "No space left on device")
+    assert ("no more names (inodes) are free" in str(caught.value)) == said
+    assert ("bytes free" in str(caught.value)) == (not said)
+
+
 def test_a_folder_that_can_neither_be_used_nor_made_is_told_beforehand(tmp_path):
     (tmp_path / "file").write_text("")
     FolderStore(tmp_path / "not" / "there").check_writable()
