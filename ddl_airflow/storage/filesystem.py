@@ -62,6 +62,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 _NO_LINKS = (errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)  # of a file, in its folder
 _LOCK_PREFIX = f"{PART_PREFIX}lock-"
+_LEAVE_OUT = "Remove it, or leave it out of the data: training_data_reference.exclude."
 # Far longer than to replace a small file takes.
 _REPLACED_S = 60.0
 
@@ -491,8 +492,13 @@ class FolderStore:
             except (OSError, StagingError) as error:
                 if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
                     continue  # it was here a moment ago
-                if not self._is_left_out(path, error):
-                    raise
+                if self._is_left_out(path, error):
+                    continue
+                if isinstance(error, FileNotFoundError) and path.is_symlink():
+                    raise SourceMissing(
+                        f"{path} is a link to {os.readlink(path)}, which is not there. {_LEAVE_OUT}"
+                    ) from error
+                raise
 
     def _is_left_out(self, path: Path, error: Exception) -> bool:
         key = path.relative_to(self._root).as_posix()
@@ -573,7 +579,7 @@ class FolderStore:
 
     def _object(self, key: str, found: os.stat_result) -> StoredObject:
         if not stat.S_ISREG(found.st_mode):
-            raise StagingError(f"{self._root / key} is no file. Remove it.", retryable=False)
+            raise StagingError(f"{self._root / key} is no file. {_LEAVE_OUT}", retryable=False)
         etag = f"{found.st_mtime_ns:x}-{found.st_size:x}"
         return StoredObject(key, found.st_size, etag, found.st_mtime)
 

@@ -443,17 +443,21 @@ def test_list_refuses_a_link_to_a_parent(tmp_path):
 
 def test_list_refuses_what_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(StagingError, match="pipe is no file"):
+    with pytest.raises(StagingError, match="pipe is no file.*or.*training_data_reference.exclude"):
         FolderStore(tmp_path).list()
 
 
-@pytest.mark.parametrize("kind", ["missing", "file", "dangling"])
+def test_a_link_that_leads_nowhere_is_named_with_where_it_leads(tmp_path):
+    (tmp_path / "lost").symlink_to("nowhere")
+    said = f"{tmp_path}/lost is a link to nowhere, which is not there. Remove it, or "
+    with pytest.raises(SourceMissing, match=f"{said}.*training_data_reference.exclude"):
+        FolderStore(tmp_path).list()
+
+
+@pytest.mark.parametrize("kind", ["missing", "file"])
 def test_list_of_no_folder_is_source_missing(tmp_path, kind):
     if kind == "file":
         (tmp_path / "x").write_bytes(b"")
-    if kind == "dangling":
-        (tmp_path / "x").mkdir()
-        (tmp_path / "x" / "lost").symlink_to(tmp_path / "nowhere")
     with pytest.raises(SourceMissing, match=str(tmp_path / "x")) as caught:
         FolderStore(tmp_path / "x").list()
     assert "correct the path" in str(caught.value)
