@@ -28,14 +28,14 @@ from ddl_airflow.core.beneath import read_object, write_beneath
 from ddl_airflow.core.connections import connection_of_environment
 from ddl_airflow.core.errors import ConnectionInvalid, DdlError, SettingInvalid, SourceMissing
 from ddl_airflow.core.job import StartedJob
-from ddl_airflow.core.layout import RunLayout, make_workspace, training_id
+from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.sections.launchers import launcher_kind
 from ddl_airflow.core.manifest.sections.parameters import RUN_SETTINGS, values_of
 from ddl_airflow.core.manifest.sections.places import MANIFEST_VARIABLES
 from ddl_airflow.core.manifest.templates import is_template
 from ddl_airflow.core.manifest.values import CHECKPOINT
-from ddl_airflow.core.parameters import filled_in, without_marks
+from ddl_airflow.core.parameters import check_settings, filled_in, without_marks
 from ddl_airflow.core.plan import (
     EvaluateStep,
     Plan,
@@ -171,7 +171,6 @@ def run_manifest(manifest: Manifest, path: Path, asked: Asked) -> dict[str, Any]
     """
     parameters = _parameters(manifest, asked.settings)
     steps = _here(plan(manifest, path), manifest, asked)
-    make_workspace(asked.workspace)
     run = _newest(steps, asked, path) if asked.steps else _new(steps, asked, path, parameters)
     wanted = [name.replace("-", "_") for name in asked.steps]
     doing = [name for name in _of(steps) if not wanted or name in wanted]
@@ -288,6 +287,7 @@ def _parameters(manifest: Manifest, given: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         SettingUnknown, SettingInvalid: as ``values_of``.
     """
+    check_settings(given, [*manifest.parameters, *_SETTABLE])
     own = {name: text for name, text in given.items() if name not in _SETTABLE}
     values: dict[str, Any] = values_of(manifest.parameters, own)
     nodes = given.get("nodes", str(manifest.model_definition.execution.compute_configuration.nodes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ddl_airflow.commands.options import BY_ENVIRONMENT, Commands
-from ddl_airflow.commands.results import open_place, place_in_results
+from ddl_airflow.commands.results import absolute, open_place, place_in_results
 from ddl_airflow.core.errors import DAMAGED, DdlError, NoSuchModel
 from ddl_airflow.lineage.compare import compare
 from ddl_airflow.lineage.index import Summary, lost_of, read_index
@@ -33,9 +34,10 @@ from ddl_airflow.lineage.story import (
     described_publications,
     described_run,
     described_training,
+    printable,
 )
-from ddl_airflow.storage.publication import PUBLICATION, publications, results_in
-from ddl_airflow.storage.store import SUCCESS, ObjectStore
+from ddl_airflow.storage.publication import PUBLICATION, marker_of, publications, results_in
+from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore
 
 # Trainings in one message.
 _MOST_NAMED = 10
@@ -137,6 +139,9 @@ def _show(options: argparse.Namespace) -> int:
     store = publication_at(options.uri)
     record = read_record(store)
     problems = check_files(record, store)
+    is_published = _is_as_published(store)
+    if is_published is False:
+        problems.append(f"{store.uri}/{LINEAGE} is not the file that was published")
     if options.json:
         print(json.dumps(record, indent=2))
     else:
@@ -149,9 +154,21 @@ def _show(options: argparse.Namespace) -> int:
         print(f"warning: {metric!r} was {word} at the end of the training", file=sys.stderr)
     for problem in problems:
         print(f"ddl-airflow: {problem}", file=sys.stderr)
+    if is_published is None:
+        why = f"there is no whole {SUCCESS} beside it"
+        print(f"note: whether {LINEAGE} was changed is not known: {why}", file=sys.stderr)
     if not problems:
         print(f"{len(record['result']['files'])} files are as recorded", file=sys.stderr)
     return 1 if problems else 0
+
+
+def _is_as_published(store: ObjectStore) -> bool | None:
+    """Whether the record is the one that the marker lists; None if no marker says which it was."""
+    marker = marker_of(store) or marker_of(store, RETIRED)
+    with suppress(*DAMAGED):
+        listed = {file["key"]: file["sha256"] for file in marker["files"]}
+        return hashlib.sha256(store.read_bytes(LINEAGE)).hexdigest() == str(listed[LINEAGE])
+    return None
 
 
 def _show_run(so_far: Path, *, as_json: bool) -> int:
@@ -177,8 +194,9 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _impact(options: argparse.Namespace) -> int:
-    store, pointer, known = _index(options)
-    if not known:  # of models that are elsewhere it is not to say that none was made of the data
+    store, pointer, known, unreadable = _index(options)
+    # Of models that are elsewhere it is not to say that none was made of the data.
+    if not known and not unreadable:
         raise NoSuchModel(
             f"{store.uri}: nothing was published there. Give the data, then the place of results."
         )
@@ -205,7 +223,7 @@ def _impact(options: argparse.Namespace) -> int:
             dataset = one["dataset"]
             alike.setdefault((dataset["uri"], dataset["fingerprint"]), []).append(one)
     asked = list(alike.values())
-    unread: list[Summary] = []
+    unread = dict(unreadable)
     with ThreadPoolExecutor(_READERS) as pool:
         looks = pool.map(lambda of: _had(store, of, within[of[0]["publication"]]), asked)
         for number, (of, had) in enumerate(zip(asked, looks, strict=True), 1):
@@ -213,15 +231,20 @@ def _impact(options: argparse.Namespace) -> int:
             if had:
                 made |= {one["publication"]: one for one in of}
             elif had is None:
-                unread += of
+                for one in of:
+                    removed = "removed" in one
+                    why = "it was removed" if removed else f"its {LINEAGE} cannot be read"
+                    unread[one["publication"]] = why
     _say(
         _with_production(pointer, [one for one in known if one["publication"] in made]),
         options.json,
     )
-    for one in unread:
-        why = "it was removed" if "removed" in one else f"its {LINEAGE} cannot be read"
-        said = f"{one['publication']}: nobody knows whether it was made from that: {why}"
-        print(f"ddl-airflow: {said}", file=sys.stderr)
+    if not made and not unread:  # nor is it known that there is such data
+        said = f"note: no training that is known there read anything at {options.data}"
+        print(printable(said), file=sys.stderr)
+    for name, why in unread.items():
+        said = f"{name}: nobody knows whether it was made from that: {why}"
+        print(printable(f"ddl-airflow: {said}"), file=sys.stderr)
     return 1 if unread else 0
 
 
@@ -253,7 +276,7 @@ def _had(store: ObjectStore, alike: Sequence[Summary], keys: Collection[str]) ->
 
 
 def _list(options: argparse.Namespace) -> int:
-    store, pointer, known = _index(options)
+    store, pointer, known, unreadable = _index(options)
     found = [
         one
         for one in known
@@ -268,7 +291,10 @@ def _list(options: argparse.Namespace) -> int:
         shown = [one for one in shown if one["production"]]
     _say(shown[: options.limit or None], options.json)
     _note_lost(store, {one["dag_id"] for one in found}, pointer)
-    return 0
+    for name, why in unreadable.items():
+        said = f"{name}: nobody knows whether it belongs there: {why}"
+        print(printable(f"ddl-airflow: {said}"), file=sys.stderr)
+    return 1 if unreadable else 0
 
 
 def _note_lost(store: ObjectStore, dag_ids: Collection[str], pointer: ReadPointer) -> None:
@@ -334,14 +360,24 @@ def _condition(text: str) -> Callable[[Summary], bool]:
     return holds
 
 
-def _index(options: argparse.Namespace) -> tuple[ObjectStore, ReadPointer, list[Summary]]:
+def _index(
+    options: argparse.Namespace,
+) -> tuple[ObjectStore, ReadPointer, list[Summary], dict[str, str]]:
+    """Also why the index could not be made of the record of a publication, by its place."""
     store = open_place(options.results.rstrip("/"))
     pointer = pointers_of(store)
-    known = read_index(store, rebuild=options.rebuild, progress=_say_progress, pointer=pointer)
+    unreadable: dict[str, str] = {}
+    known = read_index(
+        store,
+        rebuild=options.rebuild,
+        progress=_say_progress,
+        pointer=pointer,
+        unread=unreadable.__setitem__,
+    )
     of_one = re.compile(rf"{PUBLICATION}|{re.escape(LINEAGE)}")
     if not known and any(map(of_one.fullmatch, store.names())):
         raise NoSuchModel(f"{store.uri} is one training. Give the place of results that it is in.")
-    return store, pointer, known
+    return store, pointer, known, unreadable
 
 
 def _say_progress(done: int, of: int) -> None:
@@ -411,12 +447,12 @@ def publication_at(uri: str) -> ObjectStore:
     if there := publications(store, listed):
         return store.at(next(iter(there)))
     pointers = {f"{name}.json": name for name in (LATEST, PRODUCTION)}
-    results, _, dag_id = uri.rpartition("/")
+    results, _, dag_id = absolute(uri).rpartition("/")
     found = [name for key, name in pointers.items() if any(one.key == key for one in listed)]
     if found and not results.endswith(":/"):
         named = []
         for name in found:
-            pointer = read_pointer(open_place(results or "."), dag_id, name)
+            pointer = read_pointer(open_place(results or "/"), dag_id, name)
             if pointer is not None:
                 named.append(f"{results}/{pointer['publication']} ({name})")
         raise NoSuchModel(f"{uri} is of a DAG. Name one of its trainings: {', '.join(named)}")
@@ -432,4 +468,10 @@ def publication_at(uri: str) -> ObjectStore:
             f"{uri} is of several trainings. Name one, as {uri}/{trainings[0]}; there is, the "
             f"newest first: {', '.join(trainings[:_MOST_NAMED])}{more}"
         )
+    for one in listed:
+        if record := re.fullmatch(rf"((?:[^/]+/)?{PUBLICATION})/{re.escape(LINEAGE)}", one.key):
+            place = f"{uri}/{record[1]}"
+            raise NoSuchModel(
+                f"{place}/{SUCCESS} is gone or damaged: `ddl-airflow verify {place}` says which"
+            )
     raise NoSuchModel(f"{uri}: nothing was published there: it has no {LINEAGE}")

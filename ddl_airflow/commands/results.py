@@ -106,11 +106,11 @@ def _results_of(uri: str) -> tuple[ObjectStore, str]:
     """
     uri = uri.rstrip("/")
     place = open_place(uri)
-    results, slash, dag_id = uri.rpartition("/")
+    results, slash, dag_id = absolute(uri).rpartition("/")
     if slash and results in ("", "file://"):  # a folder of the root
         results += "/"
     if not results.endswith(":/"):
-        store = open_place(results or ".")
+        store = open_place(results)
         if any(read_pointer(store, dag_id, name) is not None for name in (LATEST, PRODUCTION)):
             return store, dag_id
     below = dags_in(place)
@@ -120,6 +120,11 @@ def _results_of(uri: str) -> tuple[ObjectStore, str]:
             f"{', '.join(below) or 'none'}"
         )
     return store, dag_id
+
+
+def absolute(uri: str) -> str:
+    """An URI as it is, and a folder by its absolute path: in `.` nobody reads what it is in."""
+    return uri if "://" in uri else os.path.abspath(uri)
 
 
 def place_in_results(uri: str) -> tuple[str, str]:
@@ -147,6 +152,8 @@ def open_place(uri: str, within: Sequence[Path] | None = None) -> ObjectStore:
         raise ConnectionInvalid(
             "'' names no place. Write s3://bucket/prefix, or a folder: . for this one"
         )
+    if uri.endswith(":") and kind_of_uri(f"{uri}//"):  # a scheme, whose slashes were taken
+        uri += "//"
     scheme, separator, _rest = uri.partition("://")
     kind = kind_of_uri(uri) if separator else None
     if separator and kind is None:

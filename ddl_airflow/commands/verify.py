@@ -82,19 +82,20 @@ def _verify_results(place: ObjectStore, options: argparse.Namespace) -> int:
         print(f"ddl-airflow: {said}", file=sys.stderr)
         return 2
     found = lost(place)
+    wrong = {name: _gone(who) for name, who in found.gone.items()} | found.unread
     if options.json:
-        problems = [{"file": name, "problem": _gone(who)} for name, who in found.gone.items()]
+        problems = [{"file": name, "problem": problem} for name, problem in wrong.items()]
         whole = {"uri": place.uri, "whole": not problems, "publications": found.known}
         print(json.dumps(whole | {"problems": problems, "notes": found.notes}, indent=2))
-    elif found.gone:
-        for name, who in found.gone.items():
-            print(printable(f"ddl-airflow: {place.uri}/{name}: {_gone(who)}"), file=sys.stderr)
+    elif wrong:
+        for name, problem in wrong.items():
+            print(printable(f"ddl-airflow: {place.uri}/{name}: {problem}"), file=sys.stderr)
     else:
         print(f"{place.uri}: {found.known} publications that are known are there")
         print("note: what is in them was not read: verify each by its own place")
         for note in found.notes:
             print(printable(f"note: {note}"))
-    return 1 if found.gone else 0
+    return 1 if wrong else 0
 
 
 def _add_lost(training: str, newest: ObjectStore, found: Verdict) -> str:

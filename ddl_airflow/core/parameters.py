@@ -42,8 +42,12 @@ def check_settings(given: Mapping[str, Any], known: Iterable[str] | None) -> Non
             raise SettingInvalid(f"{name} is {value}, wanted a number.")
 
 
-def text_of(value: Any) -> str:
+def text_of(value: Any, name: str = "a setting of the run") -> str:
     """A parameter's value as a script reads it: ``true`` and ``false``, numbers, text as it is.
+
+    Args:
+        value: of the parameter.
+        name: its, for the error.
 
     Raises:
         SettingInvalid: it has a character that no process can be given.
@@ -52,8 +56,8 @@ def text_of(value: Any) -> str:
     odd = re.search("[\0\ud800-\udfff]", text)
     if odd is not None:
         raise SettingInvalid(
-            f"the run's setting {ascii(text[:60])} has the character U+{ord(odd[0]):04X}, which "
-            "no command and no environment can hold. Trigger the run without it."
+            f"{name} is {ascii(text[:60])}: it has the character U+{ord(odd[0]):04X}, which no "
+            "command and no environment can hold. Leave it out."
         )
     return text
 
@@ -84,7 +88,7 @@ def word_of(value: Any) -> str:
 
 def parameter_environment(parameters: Mapping[str, Any]) -> dict[str, str]:
     """``PARAM_LEARNING_RATE`` for ``learning_rate``, and so on."""
-    return {f"PARAM_{name.upper()}": text_of(value) for name, value in parameters.items()}
+    return {f"PARAM_{name.upper()}": text_of(value, name) for name, value in parameters.items()}
 
 
 def without_marks(date: datetime) -> str:

@@ -2,7 +2,8 @@
 
 ``<results>/_lineage/index.json.gz`` has a summary of each. An upload puts its own beside it, as
 ``_lineage/new/<publication>.json``, and now and then merges what has gathered there. The records
-alone count (``lineage.json``): where the index is missing or damaged it is made of them again.
+alone count (``lineage.json``): where the index is missing or damaged it is made of them again. A
+record that cannot be read then is noted as that, and read again by each question until it can.
 
 Before it publishes, an upload notes there that it begins. Of one that was killed before it came to
 the index the note stays: who reads looks what there is of that training, and so does its next
@@ -55,9 +56,10 @@ _MOST_COMPARED = 2_000
 # Early models lie in their training's folder itself; a publication in the one that is asked about
 # is none of them.
 _EARLY = r"(?![0-9a-f]{16}-[0-9a-f]{8}/)[^/]+-[0-9a-f]{8}(?:[0-9a-f]{24})?"
-_RECORD = re.compile(rf"([^/]+/{PUBLICATION}|{_EARLY})/({SUCCESS}|{RETIRED}|{re.escape(LINEAGE)})")
+_MARKER = re.compile(rf"([^/]+/{PUBLICATION}|{_EARLY})/(?:{SUCCESS}|{RETIRED})")
 
-# What the index says of one publication; ``summary`` makes it.
+# What the index says of one publication; ``summary`` makes it. Of one whose record cannot be read
+# that is its place, and ``unread``, why.
 Summary = dict[str, Any]
 
 
@@ -69,11 +71,14 @@ class Lost:
         known: how many publications are known.
         gone: of those that are not there the place in the store, and who knows of it.
         notes: what was not looked at, and why.
+        unread: why the record of a publication cannot be read, by its place, where the index could
+            not be made of it.
     """
 
     known: int
     gone: dict[str, list[str]]
     notes: list[str] = field(default_factory=list)
+    unread: dict[str, str] = field(default_factory=dict)
 
 
 def summary(record: Mapping[str, Any], publication: str, published: str) -> Summary:
@@ -167,6 +172,7 @@ def read_index(
     rebuild: bool = False,
     progress: Callable[[int, int], None] | None = None,
     pointer: ReadPointer | None = None,
+    unread: Callable[[str, str], object] | None = None,
 ) -> list[Summary]:
     """Summaries of all publications, the newest first; of removed ones too, with ``removed``.
 
@@ -175,6 +181,8 @@ def read_index(
         rebuild: to make the index of the records again.
         progress: is called with how many records were read, and of how many.
         pointer: of that store, if more is asked of its pointers.
+        unread: is called with each publication of which nothing is known because its record cannot
+            be read, and why it cannot.
 
     Raises:
         StagingError: as ``ObjectStore`` does. An index that cannot be written is none.
@@ -199,12 +207,16 @@ def read_index(
         if len(known) <= _MOST_COMPARED:
             with suppress(StagingError):  # who asks may not list them
                 names = store.names()
-        if missed := _missed(store, _with(known, new.values()), names):
+        so_far = _with(known, new.values())
+        if missed := _missed(store, so_far, names) | _restored(store, so_far):
             known = known | missed
             with suppress(StagingError):
                 _write(store, _with(known, new.values()), found[1], new)
     together = _with(known, new.values())
     together |= _begun(store, together, listed)
+    if unread is not None:
+        for name, why in sorted(_unread(together).items()):
+            unread(name, why)
     # What is only known to be gone was published before there was an index.
     whole = (one for one in together.values() if "published" in one)
     return sorted(whole, key=lambda one: (one["published"], one["publication"]), reverse=True)
@@ -214,7 +226,8 @@ def lost(store: ObjectStore, training_id: str = "", dag_ids: Iterable[str] = ())
     """Which publications are known, and are not there as a whole.
 
     The index knows of all that it does not say were removed, the pointers of those that they name.
-    What is known to neither, nobody misses. Nothing is written, and no record is read.
+    What is known to neither, nobody misses. Nothing is written, and no record is read but those of
+    which the index could not be made.
 
     Args:
         store: of the results.
@@ -245,7 +258,10 @@ def lost(store: ObjectStore, training_id: str = "", dag_ids: Iterable[str] = ())
     listed = (prefix + obj.key for obj in found_there)
     there = {key.rpartition("/")[0] for key in listed if key.endswith((SUCCESS, RETIRED, LINEAGE))}
     of_it = {name: who for name, who in sorted(knows.items()) if name.startswith(prefix)}
-    return Lost(len(of_it), {name: who for name, who in of_it.items() if name not in there}, notes)
+    gone = {name: who for name, who in of_it.items() if name not in there}
+    unread = _unread(index | _restored(store, index))
+    unread = {name: why for name, why in unread.items() if name in of_it and name not in gone}
+    return Lost(len(of_it), gone, notes, unread)
 
 
 def lost_of(
@@ -285,7 +301,30 @@ def _with(known: Mapping[str, Summary], new: Iterable[Summary]) -> dict[str, Sum
     for one in new:
         name = one["publication"]
         together[name] = one | together.get(name, {})  # when it was published first
+        if "published" in together[name]:  # its record could be read at some time
+            together[name].pop("unread", None)
     return together
+
+
+def _unread(known: Mapping[str, Summary]) -> dict[str, str]:
+    """Why records cannot be read, by publication; what was removed needs none any more."""
+    return {
+        name: one["unread"]
+        for name, one in known.items()
+        if "unread" in one and "removed" not in one
+    }
+
+
+def _restored(store: ObjectStore, known: Mapping[str, Summary]) -> dict[str, Summary]:
+    """Of what has a record that could not be read, the summaries of those that now can."""
+    found = {}
+    for name in _unread(known):
+        with suppress(StagingError):  # it stays as it is known
+            marked = _marked(store, name.partition("/")[0])
+            one = _of_record(store, name, marked[name]) if name in marked else None
+            if one is not None and "unread" not in one:
+                found[name] = one
+    return found
 
 
 def _misses_named(store: ObjectStore, known: Mapping[str, Summary], pointer: ReadPointer) -> bool:
@@ -427,12 +466,14 @@ def _read_index(store: ObjectStore) -> tuple[dict[str, Summary], str] | None:
 
 
 def _is_sound(one: Any) -> bool:
-    """Whether it is as ``summary`` or ``mark_removed`` make them: others may write there, too."""
+    """Whether it is as ``summary``, ``mark_removed`` or ``_of_record`` make them: others may write
+    there, too.
+    """
     try:
         if not isinstance(one["publication"], str):
             return False
         if "published" not in one:
-            return isinstance(one["removed"], str)
+            return isinstance(one.get("removed", one.get("unread")), str)
         texts = [one["published"], one["dag_id"], one["training_id"], one["dataset"]["uri"]]
         texts += [one["dataset"]["fingerprint"], one["code"]["digest"]]
         datetime.fromisoformat(one["published"])
@@ -479,7 +520,7 @@ def _of_records(
 
 
 def _marked(store: ObjectStore, training_id: str = "") -> dict[str, float]:
-    """When what has a record got its marker, by publication: of one training, or of all.
+    """When what has a marker got it, by publication: of one training, or of all.
 
     What cleaning has withdrawn is among it: its files are there for two more days, and after that
     the index alone knows what it was.
@@ -490,7 +531,6 @@ def _marked(store: ObjectStore, training_id: str = "") -> dict[str, float]:
     """
     prefix = f"{training_id}/" if training_id else ""
     marked: dict[str, float] = {}
-    recorded: set[str] = set()
     try:
         listed = store.at(training_id).list() if training_id else results_in(store)
     except SourceMissing:
@@ -498,30 +538,38 @@ def _marked(store: ObjectStore, training_id: str = "") -> dict[str, float]:
             return {}
         raise
     for obj in listed:
-        if match := _RECORD.fullmatch(prefix + obj.key):
-            publication, key = match[1], match[3]
-            if key == LINEAGE:
-                recorded.add(publication)
-            else:
-                marked[publication] = obj.modified
-    return {name: at for name, at in marked.items() if name in recorded}
+        if match := _MARKER.fullmatch(prefix + obj.key):
+            marked[match[1]] = obj.modified
+    return marked
 
 
 def _of_record(store: ObjectStore, publication: str, marked: float) -> Summary | None:
-    """The summary of a publication's record; None where there is none, or one that is damaged.
+    """The summary of a publication's record, or why it cannot be read; None where it has none.
 
     Args:
         store: of the results.
         publication: its place there.
         marked: when the object that marks it changed, in seconds since 1970.
+
+    Raises:
+        StagingError: the store cannot be read, which says nothing of the record.
     """
-    # Gone meanwhile; or a file of somebody else's, of which `lineage` says that it is damaged.
-    with suppress(SourceMissing, OSError, *DAMAGED):
+    record, why = None, "damaged"
+    try:
         record = json.loads(store.read_bytes(f"{publication}/{LINEAGE}"))
-        place = store.at(publication)
-        marker = marker_of(place) or marker_of(place, RETIRED)
+    except SourceMissing:
+        why = "gone"
+    except DAMAGED:
+        pass
+    place = store.at(publication)
+    marker = marker_of(place) or marker_of(place, RETIRED)
+    with suppress(OSError, *DAMAGED):
         published = datetime.fromtimestamp(published_at(marker, marked), UTC)
-        at = published.isoformat(timespec="seconds")
-        if _is_sound(one := summary(record, publication, at)):
+        one = summary(record or {}, publication, published.isoformat(timespec="seconds"))
+        if _is_sound(one):
             return one
+    # What a marker does not list is a file of somebody else's.
+    with suppress(*DAMAGED):
+        if any(file["key"] == LINEAGE for file in marker["files"]):
+            return {"publication": publication, "unread": f"its {LINEAGE} is {why}"}
     return None

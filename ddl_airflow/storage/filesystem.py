@@ -62,6 +62,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 _NO_LINKS = (errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)  # of a file, in its folder
 _LOCK_PREFIX = f"{PART_PREFIX}lock-"
+_LEAVE_OUT = "Remove it, or leave it out of the data: training_data_reference.exclude."
 # Far longer than to replace a small file takes.
 _REPLACED_S = 60.0
 
@@ -82,6 +83,11 @@ def os_errors(path: Path, needed: int = 0) -> Iterator[None]:
         name = exc.filename2 if full and exc.filename2 is not None else exc.filename
         # What was opened beneath a descriptor is named by its last part alone.
         where = Path(name) if isinstance(name, str) and os.path.isabs(name) else path
+        if exc.errno == errno.ENOSPC and _lacks_inodes(where):
+            raise NoSpace(
+                f"{where}: {exc.strerror}: no more names (inodes) are free. Remove files there, or "
+                "use a disk with more of them."
+            ) from exc
         if full:
             wanted = f"{needed:,} bytes to write, " if needed else ""
             raise NoSpace(
@@ -342,9 +348,19 @@ def why_private(path: Path) -> str:
 
 def free_bytes(path: Path) -> int:
     """Bytes that may be written where ``path`` is or will be."""
+    return shutil.disk_usage(_that_exists(path)).free
+
+
+def _lacks_inodes(path: Path) -> bool:
+    """Whether no file can be made where ``path`` is or will be, however many bytes are free."""
+    found = os.statvfs(_that_exists(path))
+    return found.f_files > 0 and found.f_favail == 0  # some file systems have no such number
+
+
+def _that_exists(path: Path) -> Path:
     while not path.exists() and path != path.parent:
         path = path.parent
-    return shutil.disk_usage(path).free
+    return path
 
 
 class FolderStore:
@@ -476,8 +492,13 @@ class FolderStore:
             except (OSError, StagingError) as error:
                 if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
                     continue  # it was here a moment ago
-                if not self._is_left_out(path, error):
-                    raise
+                if self._is_left_out(path, error):
+                    continue
+                if isinstance(error, FileNotFoundError) and path.is_symlink():
+                    raise SourceMissing(
+                        f"{path} is a link to {os.readlink(path)}, which is not there. {_LEAVE_OUT}"
+                    ) from error
+                raise
 
     def _is_left_out(self, path: Path, error: Exception) -> bool:
         key = path.relative_to(self._root).as_posix()
@@ -558,7 +579,7 @@ class FolderStore:
 
     def _object(self, key: str, found: os.stat_result) -> StoredObject:
         if not stat.S_ISREG(found.st_mode):
-            raise StagingError(f"{self._root / key} is no file. Remove it.", retryable=False)
+            raise StagingError(f"{self._root / key} is no file. {_LEAVE_OUT}", retryable=False)
         etag = f"{found.st_mtime_ns:x}-{found.st_size:x}"
         return StoredObject(key, found.st_size, etag, found.st_mtime)
 

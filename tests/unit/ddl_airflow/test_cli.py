@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -202,6 +203,14 @@ def test_an_unknown_scheme_is_no_path(call, command):
     code, _, err = call(command, *uri, *more)
     assert code == 1
     assert "gs://bucket/prefix, s3://bucket/prefix or in a folder; http:// is neither" in err
+
+
+@pytest.mark.parametrize("command", ["lineage", "verify", "production", "rollback"])
+def test_a_scheme_alone_is_no_folder(call, command):
+    assert call(command, "s3://")[2] == (
+        "ddl-airflow: 's3://' names no store. Write s3://bucket/prefix\n"
+    )
+    assert "names no folder. Write file:///path" in call(command, "file://")[2]
 
 
 def test_a_store_without_keys_names_the_variables_that_have_them(call, monkeypatch, tmp_path):
@@ -664,13 +673,15 @@ def published(results, training, name="p-1"):
     """What upload-results leaves of a training."""
     place = results / training / name
     place.mkdir(parents=True)
-    (place / "lineage.json").write_text(json.dumps(RECORD))
-    file = {"key": "lineage.json", "size": 1, "sha256": "", "etag": ""}
+    body = json.dumps(RECORD)
+    (place / "lineage.json").write_text(body)
+    sha256 = hashlib.sha256(body.encode()).hexdigest()
+    file = {"key": "lineage.json", "size": len(body), "sha256": sha256, "etag": ""}
     (place / "_SUCCESS").write_text(json.dumps({"files": [file]}))
     return place
 
 
-def test_lineage_of_what_holds_several_trainings_names_them(call, tmp_path):
+def test_lineage_of_what_holds_several_trainings_names_them(call, tmp_path, monkeypatch):
     results = tmp_path / "results"
     for number, training in enumerate(("one-1", "one-2", "two-1")):
         place = published(results, training)
@@ -696,6 +707,26 @@ def test_lineage_of_what_holds_several_trainings_names_them(call, tmp_path):
     said = f"{results}/one-2/p-1 (latest), {results}/one-1/p-1 (production)\n"
     assert call("lineage", results / "one")[2].endswith(said)
     assert call("lineage", results / "one-2")[0] == 0
+    for folder, name in ((results, "one"), (results / "one", ".")):  # relative to where one is
+        monkeypatch.chdir(folder)
+        assert call("lineage", name)[2].endswith(said)
+
+
+@pytest.mark.parametrize("marker", [None, "{", "{}"])
+@pytest.mark.parametrize("of", ["one-1", "."])
+def test_what_has_a_record_and_no_whole_marker_is_not_said_to_have_none(call, tmp_path, marker, of):
+    name = f"{'c' * 16}-{'d' * 8}"
+    marked = published(tmp_path, "one-1", name) / "_SUCCESS"
+    marked.unlink()
+    if marker is not None:
+        marked.write_text(marker)
+    code, out, err = call("lineage", tmp_path / of)
+    assert (code, out) == (1, "") and "nothing was published" not in err
+    if of == "one-1":
+        assert err == (
+            f"ddl-airflow: {tmp_path}/one-1/{name}/_SUCCESS is gone or damaged: "
+            f"`ddl-airflow verify {tmp_path}/one-1/{name}` says which\n"
+        )
 
 
 @pytest.mark.parametrize(

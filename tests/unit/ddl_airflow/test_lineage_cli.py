@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import time
 from datetime import datetime, timedelta, timezone
 
@@ -140,6 +141,21 @@ def test_the_story_of_a_model_names_what_made_it(ask, results, training, tmp_pat
     assert code == 1 and "code/train.py is not the file that was published" in err
 
 
+def test_a_record_that_was_changed_is_not_told_as_true(ask, training, tmp_path):
+    place = tmp_path / "results" / training(1)
+    record = place / "lineage.json"
+    record.write_text(record.read_text().replace('"epochs": 3', '"epochs": 9'))
+    for words in ((place,), (place, "--json")):
+        code, _, err = ask("show", *words)
+        assert code == 1 and "lineage.json is not the file that was published" in err
+    (place / "_SUCCESS").rename(place / "_RETIRED")  # as cleaning leaves it for two days
+    assert ask("show", place)[0] == 1
+    (place / "_RETIRED").unlink()
+    code, _, err = ask("show", place)
+    assert code == 0 and "note: whether lineage.json was changed is not known" in err
+    assert "_SUCCESS" in err
+
+
 def test_of_a_dag_whose_name_is_not_ascii_it_is_known_what_serves(ask, training, tmp_path):
     place = training(1, dag_id="ziffern-ä", serves=True)
     assert ", in production\n" in ask(tmp_path / "results" / place)[1]
@@ -239,13 +255,15 @@ def test_what_became_of_data_and_what_of_it_serves(ask, training, tmp_path):
         ("s3://buck", []),
         ("digits", []),
     ):
-        code, out, _ = ask("impact", "--json", data, results)
+        code, out, err = ask("impact", "--json", data, results)
         found = json.loads(out)
         assert code == 0
+        note = f"note: no training that is known there read anything at {data}\n"
+        assert (note in err) == (not trainings), data
         assert {one["training_id"] for one in found} == set(trainings), data
         assert all(one["production"] == (one["publication"] == serving) for one in found)
     assert " production  digits-2/" in ask("impact", "s3://bucket", results)[1]
-    assert ask("impact", "s3://other", results) == (0, "", "none\n")
+    assert ask("impact", "s3://other", results)[2].startswith("none\nnote: no training that ")
 
 
 def test_the_list_is_filtered_and_has_the_newest_first(ask, training, tmp_path):
@@ -358,6 +376,41 @@ def test_a_record_that_cannot_be_read_is_not_taken_for_one_without_the_data(
     for place in places[:2]:
         assert f"{place}: nobody knows whether it was made from that" in err
     assert ask("impact", "s3://bucket/digits", results)[0] == 0  # for which no record is needed
+
+
+def test_a_damaged_record_is_named_also_once_the_index_was_made_again(
+    ask, training, tmp_path, capsys
+):
+    damaged, _ = training(1), training(2)
+    results = tmp_path / "results"
+    (results / damaged / "lineage.json").write_text('{"run": ')
+    shutil.rmtree(results / "_lineage")
+    for words in (
+        ("impact", "s3://bucket/digits", results),
+        ("impact", "s3://bucket/digits", results, "--rebuild"),
+        ("list", results),
+        ("list", results, "--json"),
+    ):
+        code, out, err = ask(*words)
+        assert code == 1 and "digits-2" in out and damaged not in out, words
+        assert f"ddl-airflow: {damaged}: " in err and "lineage.json is damaged" in err, words
+    assert cli.main(["verify", str(results)]) == 1
+    assert f"{damaged}: its lineage.json is damaged" in capsys.readouterr().err
+    assert cli.main(["verify", str(results), "--json"]) == 1
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert problem == {"file": damaged, "problem": "its lineage.json is damaged"}
+
+
+def test_where_no_record_can_be_read_it_is_not_said_that_nothing_was_published(
+    ask, training, tmp_path
+):
+    damaged = training(1)
+    results = tmp_path / "results"
+    (results / damaged / "lineage.json").unlink()
+    shutil.rmtree(results / "_lineage")
+    code, _, err = ask("impact", "s3://bucket/digits", results)
+    assert code == 1 and f"{damaged}: nobody knows whether it was made from that" in err
+    assert "nothing was published" not in err
 
 
 def test_one_record_answers_for_all_that_were_trained_on_the_same_data(

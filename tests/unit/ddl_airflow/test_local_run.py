@@ -363,6 +363,7 @@ def test_secrets_come_from_the_environment_and_are_nowhere_else(call, manifest, 
     )
     lacks = call(path, "--step", "train")
     assert "has no run of small to go on with" in lacks.stderr
+    assert not (tmp_path / ".ddl-run").exists()
     lacks = call(path)
     assert lacks.returncode == 1 and "set PARAM_TOKEN in the environment" in lacks.stderr
     said = call(path, "--set", "token=x")
@@ -383,8 +384,17 @@ def test_secrets_come_from_the_environment_and_are_nowhere_else(call, manifest, 
     [
         (["--set", "epochs=0"], "epochs is 0, beyond the minimum 1."),
         (["--set", "epoch=2"], "Did you mean epochs?"),
+        (["--set", "node=2"], "Did you mean nodes?"),
+        (
+            ["--set", "x=2"],
+            "There is: checkpoint, epochs, experiment_id, launcher, name, nodes, rate.",
+        ),
+        (["--set", "name=\udcff"], "name is '\\udcff': it has the character U+DCFF, which no"),
         (["--set", f"epochs={2**64}"], f"epochs is {2**64}, wanted a whole number of at most 64"),
         (["--set", f"rate={-(2**64)}"], f"rate is {-(2**64)}, wanted a number; a whole one of at"),
+        (["--set", "rate=1_0.5"], "rate is '1_0.5', wanted a number."),
+        (["--set", "rate=٣.5"], "rate is '\\u0663.5', wanted a number."),
+        (["--set", "rate=inf"], "rate is 'inf', wanted a number."),
         (["--set", "nodes=none"], "nodes is 'none', wanted a whole number"),
         (["--set", "nodes=²"], "nodes is '\\xb2', wanted a whole number"),
         (["--set", "checkpoint=lastest"], "checkpoint is 'lastest', wanted latest or a step"),
@@ -395,7 +405,7 @@ def test_secrets_come_from_the_environment_and_are_nowhere_else(call, manifest, 
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_made(call, manifest, tmp_path, words, said):
-    more = "parameters: {epochs: {default: 2, minimum: 1}, rate: 0.1}\n"
+    more = "parameters: {epochs: {default: 2, minimum: 1}, rate: 0.1, name: a}\n"
     more += "approval: {required: true}\n"
     done = call(manifest("print(1)", more=more), *words)
     assert (done.returncode, said in done.stderr) == (1, True), done.stderr

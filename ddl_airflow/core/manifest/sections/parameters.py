@@ -42,6 +42,7 @@ _SECRET_NAME = re.compile(
 )
 # A browser's whole numbers. Source: ECMAScript, Number.MAX_SAFE_INTEGER
 _MOST_WHOLE = 2**53 - 1
+_DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 RULES: list[Rule] = []
 _rule = registering(RULES)
 
@@ -130,6 +131,7 @@ def _value(name: str, one: Parameter, text: str) -> bool | int | float | str:
     kind, value = one.type, _read(one.type, text)
     if value is None:
         raise SettingInvalid(f"{name} is {ascii(text[:60])}, wanted {_WORDS[kind]}.")
+    text_of(value, name)  # raises for what no script can be given
     if type(value) is int and not LEAST_WHOLE <= value <= MOST_WHOLE:
         # As a trigger form says it: a run by hand is to be one that Airflow could do.
         more = " of at most 64 bits" if kind == "integer" else "; a whole one of at most 64 bits"
@@ -150,11 +152,11 @@ def _read(kind: str, text: str) -> bool | int | float | str | None:
         return {"true": True, "false": False}.get(text.lower())
     if re.fullmatch(r"[+-]?[0-9]{1,300}", text):
         return int(text)
-    try:
-        number = float(text)
-    except ValueError:
+    # ``float`` reads 1_0.5 as 10.5, and more that a manifest has as text.
+    if kind != "number" or not _DECIMAL.fullmatch(text):
         return None
-    return number if kind == "number" and math.isfinite(number) else None
+    number = float(text)
+    return number if math.isfinite(number) else None
 
 
 ParameterOrShort = Annotated[Parameter, BeforeValidator(_parameter)]

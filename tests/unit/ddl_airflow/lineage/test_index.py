@@ -11,7 +11,7 @@ import pytest
 
 from ddl_airflow.core.errors import AccessDenied, StagingError
 from ddl_airflow.lineage import index
-from ddl_airflow.lineage.index import add, begin, begun_key, mark_removed, read_index
+from ddl_airflow.lineage.index import add, begin, begun_key, lost, mark_removed, read_index
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.publication import retire
@@ -135,6 +135,59 @@ def test_a_damaged_record_or_entry_hides_no_other(store):
         store.put_bytes(f"{place(number)}/_SUCCESS", b"{}")
         store.put_bytes(f"_lineage/new/{number}.json", text)
     assert known(store) == [place(1)]
+
+
+NAMES_ITS_RECORD = json.dumps({"files": [{"key": "lineage.json"}]}).encode()
+
+
+@pytest.mark.parametrize("text", [b'{"run": ', b"[]", b'{"run": 3}', None])
+@pytest.mark.parametrize("place_of_it", [place(2), "digits-manual-" + "0" * 8])
+def test_a_publication_whose_record_cannot_be_read_is_named_until_it_can(store, text, place_of_it):
+    publish(store, 1)
+    if text is not None:
+        store.put_bytes(f"{place_of_it}/lineage.json", text)
+    store.put_bytes(f"{place_of_it}/_SUCCESS", NAMES_ITS_RECORD)
+    unread: dict[str, str] = {}
+    why = "its lineage.json is " + ("gone" if text is None else "damaged")
+    for how in ({}, {}, {"rebuild": True}):  # the index is made, read, and made again
+        unread.clear()
+        assert known(store, unread=unread.__setitem__, **how) == [place(1)]
+        assert unread == {place_of_it: why}
+    assert lost(store).unread == {place_of_it: why}
+    store.put_bytes(f"{place_of_it}/lineage.json", json.dumps(record(2)).encode())
+    assert lost(store).unread == {}
+    assert set(known(store, unread=pytest.fail)) == {place(1), place_of_it}
+    store.delete([f"{place_of_it}/lineage.json"])  # it is in the index, as whole
+    assert set(known(store, unread=pytest.fail)) == {place(1), place_of_it}
+
+
+def test_of_a_training_that_publishes_again_the_record_that_cannot_be_read_is_known(store):
+    read_index(store)
+    begin(store, "digits-2")
+    store.put_bytes(f"{place(2)}/lineage.json", b"{")
+    store.put_bytes(f"{place(2)}/_SUCCESS", NAMES_ITS_RECORD)  # and the worker is killed
+    again = f"digits-2/{7:016x}-00000000"
+    publish_at(store, again)
+    add(store, json.loads(store.read_bytes(f"{again}/lineage.json")), again)
+    unread: dict[str, str] = {}
+    assert known(store, unread=unread.__setitem__) == [again]
+    assert list(unread) == [place(2)]
+    mark_removed(store, place(2))  # of that nobody has to be told
+    assert known(store, unread=pytest.fail) == [again]
+
+
+def test_while_a_store_does_not_answer_no_record_is_taken_for_damaged(store, monkeypatch):
+    publish(store, 1)
+    store.put_bytes(f"{place(1)}/_SUCCESS", NAMES_ITS_RECORD)
+    with monkeypatch.context() as away:
+
+        def fail(*_):
+            raise StagingError("the store does not answer")
+
+        away.setattr(FolderStore, "read_bytes", fail)
+        with pytest.raises(StagingError, match="does not answer"):
+            read_index(store)
+    assert known(store, unread=pytest.fail) == [place(1)]
 
 
 def test_without_the_marker_nothing_is_published(store):

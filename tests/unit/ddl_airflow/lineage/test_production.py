@@ -425,6 +425,19 @@ def test_an_error_that_came_in_time_says_nothing_of_a_change(
     assert capsys.readouterr().err == "ddl-airflow: it is away.\n"
 
 
+def test_in_the_dags_folder_the_commands_take_a_point(results, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path / "results" / "digits")
+    for place in (".", "./", "../digits", "../../results/digits/."):
+        assert cli.main(["production", place]) == 0, place
+        assert json.loads(capsys.readouterr().out)["training_id"] == "digits-3"
+    assert cli.main(["rollback", "."]) == 0
+    assert f"in production again: {results.uri}/digits-2/" in capsys.readouterr().out
+    assert cli.main(["promote", ".", "--to", "digits-1"]) == 0
+    monkeypatch.chdir(tmp_path / "results")
+    assert cli.main(["production", "."]) == 1
+    assert ". is no DAG's. Name one, as ./digits; " in capsys.readouterr().err
+
+
 def test_commands(results, capsys):
     place = f"{results.uri}/digits"
     assert cli.main(["production", place]) == 0

@@ -62,9 +62,8 @@ def published(tmp_path, store):
 
     def make(number, keep=2, dag_id="digits"):
         (tmp_path / "model").write_text(f"{dag_id} {number}")
-        record = {"run": {"dag_id": dag_id, "parameters": {}}, "result": {"metrics": {}}}
-        record |= {"dataset": {"fingerprint": "d"}, "code": {"digest": "c"}}
-        (tmp_path / "lineage").write_text(json.dumps(record | {"manifest": {"digest": "m"}}))
+        record = lineage_of(f"{dag_id}-{number}", dag_id)
+        (tmp_path / "lineage").write_text(json.dumps(record))
         files = {"model/graph": tmp_path / "model", "lineage.json": tmp_path / "lineage"}
         marker = {"dag_id": dag_id, "keep": keep}
         done = publish(files, store, f"{dag_id}-{number}", marker=marker)
@@ -233,8 +232,8 @@ def test_whoever_is_killed_while_cleaning_loses_nothing_that_is_kept(published, 
     assert kills >= 10  # at each change of the store
 
 
-def lineage_of(training):
-    run = {"dag_id": "digits", "run_id": "r", "triggered_by": None, "parameters": {}}
+def lineage_of(training, dag_id="digits"):
+    run = {"dag_id": dag_id, "run_id": "r", "triggered_by": None, "parameters": {}}
     data = {"uri": "s3://d", "fingerprint": "d", "files": 1, "bytes": 1, "listing": []}
     return {
         "training_id": training,

@@ -443,17 +443,21 @@ def test_list_refuses_a_link_to_a_parent(tmp_path):
 
 def test_list_refuses_what_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(StagingError, match="pipe is no file"):
+    with pytest.raises(StagingError, match="pipe is no file.*or.*training_data_reference.exclude"):
         FolderStore(tmp_path).list()
 
 
-@pytest.mark.parametrize("kind", ["missing", "file", "dangling"])
+def test_a_link_that_leads_nowhere_is_named_with_where_it_leads(tmp_path):
+    (tmp_path / "lost").symlink_to("nowhere")
+    said = f"{tmp_path}/lost is a link to nowhere, which is not there. Remove it, or "
+    with pytest.raises(SourceMissing, match=f"{said}.*training_data_reference.exclude"):
+        FolderStore(tmp_path).list()
+
+
+@pytest.mark.parametrize("kind", ["missing", "file"])
 def test_list_of_no_folder_is_source_missing(tmp_path, kind):
     if kind == "file":
         (tmp_path / "x").write_bytes(b"")
-    if kind == "dangling":
-        (tmp_path / "x").mkdir()
-        (tmp_path / "x" / "lost").symlink_to(tmp_path / "nowhere")
     with pytest.raises(SourceMissing, match=str(tmp_path / "x")) as caught:
         FolderStore(tmp_path / "x").list()
     assert "correct the path" in str(caught.value)
@@ -639,6 +643,22 @@ def test_a_full_disk_is_named_by_what_was_to_be_written(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device", str(source), None, str(target))
     assert str(caught.value).startswith(f"{target}: No space left on device: ")
     assert "0 bytes to write" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "left", "said"),
+    [(errno.ENOSPC, 0, True), (errno.ENOSPC, 1, False), (errno.EFBIG, 0, False)],
+)
+def test_a_disk_that_has_room_and_no_inodes_is_named_as_that(
+    tmp_path, monkeypatch, number, left, said
+):
+    real = list(os.statvfs(tmp_path))
+    real[5], real[7] = 1000, left  # f_files, f_favail
+    monkeypatch.setattr("os.statvfs", lambda _: os.statvfs_result(real))
+    with pytest.raises(NoSpace) as caught, os_errors(tmp_path / "deep" / "file", 10):
+        raise OSError(number, "No space left on device")
+    assert ("no more names (inodes) are free" in str(caught.value)) == said
+    assert ("bytes free" in str(caught.value)) == (not said)
 
 
 def test_a_folder_that_can_neither_be_used_nor_made_is_told_beforehand(tmp_path):

@@ -34,6 +34,10 @@ class Folder(StoreKind):
             yield Finding(f"{at}.path", "has `..` in it", fix)
         if path.startswith("~"):
             yield Finding(f"{at}.path", "begins with ~, which is nobody's home here", fix)
+        if path.startswith("$") or "${" in path:
+            yield Finding(f"{at}.path", "has a variable, and none is read here", fix)
+        if "://" in path:
+            yield Finding(f"{at}.path", "is an address, wanted a path", fix)
 
     def uri(self, location: Location, beside: Path) -> str:
         """``file:///folder``, links followed."""
