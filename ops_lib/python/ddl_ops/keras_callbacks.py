@@ -20,7 +20,7 @@ from ddl_ops import progress
 from ddl_ops.checkpoints import newest_model, note_epochs, noted_best
 from ddl_ops.collectives import allreduce_n, barrier, bcast, join
 from ddl_ops.environment import PLACEMENT, checkpoint_folder
-from ddl_ops.equal_weights import mark_equal, require_equal
+from ddl_ops.equal_weights import common_path, mark_equal, path_of, require_equal
 from ddl_ops.gradients import name_in_order
 from ddl_ops.keras_optimizer import (
     BROADCASTS,
@@ -41,15 +41,16 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
     Raises InvalidArgumentError on every rank, naming the variable, if ranks have other variables.
     """
 
-    @tf.function(autograph=False)
-    def run() -> None:
-        for variable in variables:
-            value = variable.value if isinstance(variable, keras.Variable) else variable
-            path = getattr(variable, "path", variable.name).removesuffix(":0")
-            name = re.sub(r"[^A-Za-z0-9_./>-]", "_", path)  # what a name of an op may have
-            value.assign(bcast(value, f"ddl_bcast/{name}", root))
-
-    run()
+    for variable in variables:
+        value = variable.value if isinstance(variable, keras.Variable) else variable
+        path = path_of(variable)
+        # What a name of an op may have.
+        name = f"ddl_bcast/{re.sub(r'[^A-Za-z0-9_./>-]', '_', common_path(path))}"
+        try:
+            value.assign(bcast(value, name_in_order(name), root))
+        except tf.errors.InvalidArgumentError as error:
+            said = error.message.replace(f'"{name}"', f'"ddl_bcast/{path}"')
+            raise tf.errors.InvalidArgumentError(None, None, said) from None
     mark_equal(variables)
 
 

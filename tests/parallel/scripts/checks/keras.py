@@ -22,6 +22,7 @@ import tensorflow as tf
 from ddl_ops import arrays, checkpoints, mid_epoch, preemption
 from ddl_ops.equal_weights import WeightsDifferError
 from speech import RANK, SIZE, SLOWNESS
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from threads import in_threads
 
 from checks import assert_same_everywhere, check, mismatch, my_part, whole_batch
@@ -572,6 +573,36 @@ def keras_models_that_differ_are_named() -> None:
     message = mismatch(lambda: ddl.keras.broadcast_variables([variable]))
     assert "kernel" in message, message
     assert "rank 1 sent float32[3] as tensor 0, rank 0 float32[2]." in message, message
+
+
+@check(least=2)
+def keras_models_of_other_automatic_names_train_together() -> None:
+    """Where one rank alone has made a model before, Keras numbers its layers otherwise."""
+    arrays._joins.clear()  # of other checks
+    if RANK == 0:
+        keras_model(1)
+    x, y = whole_batch()
+    for callbacks in ([], [ddl.keras.BroadcastCallback()]):
+        model = keras_model(RANK + 1)
+        optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.Adam(0.1))
+        optimizer.build(model.trainable_variables)
+        model.compile(optimizer, "mse")
+        model.fit(my_part(x), my_part(y), epochs=2, verbose=0, callbacks=callbacks)
+        assert_same_everywhere(model.get_weights())
+    wide = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2 + RANK)])
+    message = mismatch(lambda: ddl.keras.broadcast_variables(wide.weights))
+    assert f'"ddl_bcast/{wide.weights[0].path}": rank 1 sent float32[5,3]' in message, message
+
+
+@check
+def keras_broadcasts_of_each_epoch_trace_no_function() -> None:
+    """TensorFlow warns of those that do, and they take seconds for many weights."""
+    variable = keras.Variable(np.full(2, RANK, "float32"))
+    functions = polymorphic_function._tf_function_counter.get_cell("0")
+    before = functions.value()
+    ddl.keras.broadcast_variables([variable])
+    assert functions.value() == before
+    np.testing.assert_array_equal(variable, np.zeros(2))
 
 
 class _Sets(keras.callbacks.Callback):
