@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import re
 import sys
@@ -212,6 +213,31 @@ def _add(name: str, array: np.ndarray[Any, Any], mine: str) -> None:
         raise ModelsDifferError(
             f"The ranks built different models: {mine}. {BUILD_ALIKE}"
         ) from None
+
+
+def require_equal_adapted(layers: Sequence[str], learnt: Sequence[Any]) -> None:
+    """Before training. Collective where there are such layers: what their adapt() has learnt.
+
+    Args:
+        layers: their names.
+        learnt: of each, numbers or words.
+
+    Raises:
+        ModelsDifferError: on every rank, where it differs.
+    """
+    if not layers:
+        return
+    texts = [np.frombuffer(json.dumps(one, default=str).encode(), np.uint8) for one in learnt]
+    digests = arrays.digests(texts)
+    total = digests.copy()
+    _add("vocabularies of layers", total, f"rank {PLACEMENT.rank} has them in {len(layers)} layers")
+    differing = np.flatnonzero((total != PLACEMENT.size * digests).any(axis=1))
+    if differing.size:
+        raise ModelsDifferError(
+            f"The layer {layers[differing[0]]!r} has adapted to other data on other ranks: its "
+            "vocabulary, or its bin boundaries, differ. Let all ranks adapt() it to the same data, "
+            "or give all the same vocabulary= or bin_boundaries=."
+        )
 
 
 def require_equal(variables: Sequence[Any]) -> None:
