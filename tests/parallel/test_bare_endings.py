@@ -30,7 +30,10 @@ def job(driver: Path, how: str, *shim: str, ranks: int = 2) -> list[str]:
 @TRANSPORTS
 @pytest.mark.parametrize(
     "how",
-    ["sys.exit", "in a thread", "in a daemon thread", "fork", "mpi4py first", "mpi4py second"],
+    [
+        *("sys.exit", "in a thread", "in a daemon thread", "fork", "mpi4py first", "mpi4py second"),
+        "caught and kept",
+    ],
 )
 def test_job_ends_well(driver: Path, run_command: Callable, how: str, transport: str) -> None:
     ended = run_command(job(driver, how), {"DDL_TRANSPORT": transport}, 30)
@@ -52,6 +55,19 @@ def test_job_ends_well(driver: Path, run_command: Callable, how: str, transport:
     if how == "in a thread":
         left = [line for line in ended.lines_of(0) if line.startswith("error")]
         assert len(left) == 1 and "rank 1 has already ended its script" in left[0], ended.output
+
+
+def test_exception_that_the_scripts_own_hook_shows_ends_all(
+    driver: Path, ddl_run: Callable
+) -> None:
+    how = "raise past a hook of the script's own"
+    ended = ddl_run("--np", 2, "python", SCRIPT, driver.with_name("libengine.so"), how)
+    assert ended.returncode != 0
+    assert ended.lines_of(1) == [TOTAL, "ValueError: no space left"], ended.output
+    assert ended.lines_of(0) == [TOTAL], ended.output  # within its sleep
+    assert re.search(
+        r"rank 1 of 2 on \S+ raised ValueError at \S*bare_ends.py:\d+: no space", ended.output
+    )
 
 
 @TRANSPORTS

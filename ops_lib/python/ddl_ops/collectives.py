@@ -122,6 +122,16 @@ def _one_dtype(what: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return tensors
 
 
+def require_real(dtype: tf.DType, what: str) -> None:
+    """Raises TypeError, which names `what` is to be reduced, if it is complex."""
+    if dtype.is_complex:
+        raise TypeError(
+            f"ddl cannot reduce {what}: it is {dtype.name}. Reduce its parts, tf.math.real() and "
+            "tf.math.imag(), or train them as variables of their own, and put them together: "
+            "tf.complex(real, imag)."
+        )
+
+
 def _scaled(value: tf.Tensor, factor: float) -> tf.Tensor:
     """`value` times `factor`, of its dtype: integers by way of float64, halves of float32."""
     if factor == 1.0:
@@ -370,6 +380,7 @@ def reducescatter_n(
     tensors = _one_dtype("ddl.reducescatter_n()", tensors)
     if not tensors:
         return []
+    require_real(tensors[0].dtype, name or "a tensor")
     with device_of_collectives(process_set):
         reduced = _made(
             operations().reduce_scatter_n,
@@ -412,9 +423,10 @@ def allreduce(
         postscale: a factor of the result, alike.
 
     All ranks get the same bits. Errors as bcast; TypeError for an average of integer IndexedSlices,
-    which would be wrong where slices meet: they are added after the division; ValueError for
-    IndexedSlices with another op or a factor. Sums and averages have a gradient, and so have the
-    smallest and largest, in equal parts to the ranks that have it; products and adasum have none.
+    which would be wrong where slices meet: they are added after the division, and for complex dense
+    tensors; ValueError for IndexedSlices with another op or a factor. Sums and averages have a
+    gradient, and so have the smallest and largest, in equal parts to the ranks that have it;
+    products and adasum have none.
     """
     _require_initialised("ddl.allreduce()")
     how: ReduceOp = op or ("avg" if average else "sum")
@@ -426,10 +438,12 @@ def allreduce(
                 "tensor: tf.convert_to_tensor(slices)."
             )
         return _allreduce_slices(value, how == "avg", name, process_set)
+    tensor = tf.convert_to_tensor(value)
+    require_real(tensor.dtype, name or "a tensor")
     with _device_of(how, process_set):
         reduced = _made(
             operations().all_reduce,
-            _scaled(tf.convert_to_tensor(value), prescale),
+            _scaled(tensor, prescale),
             op=how,
             mismatch=mismatch,
             what="ddl.allreduce()",
@@ -524,6 +538,7 @@ def allreduce_n(
     tensors = _one_dtype("ddl.allreduce_n()", tensors)
     if not tensors:
         return []
+    require_real(tensors[0].dtype, name or "a tensor")
     how: ReduceOp = op or ("avg" if average else "sum")
     with _device_of(how, process_set):
         scaled = [_scaled(tensor, prescale) for tensor in tensors]

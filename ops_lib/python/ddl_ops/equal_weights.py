@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -80,11 +82,11 @@ def start_equal(variables: Sequence[Any], *, anew: bool = False, what: str = "we
         digests, absent = _digests_of(values, len(values))
         root, indices = _differing(digests, absent, f"the {what} at the start", mine)
         for index in indices:
-            new[index].assign(_taken(values[index], _path(new[index]), root))
+            new[index].assign(_taken(values[index], path_of(new[index]), root))
     mark_equal(new)
     if indices and PLACEMENT.rank == root:
         arrays.say(
-            f"{_began_apart([_path(new[index]) for index in indices], root, what)} "
+            f"{_began_apart([path_of(new[index]) for index in indices], root, what)} "
             "ddl.keras.BroadcastCallback, or ddl.keras.broadcast_variables before the first step, "
             "does that for what is not trained, too."
         )
@@ -120,8 +122,8 @@ def start_equal_in_session(
         for variable in (variables[index] for index in indices):
             value = next(iter(read([variable])))
             assert value is not None
-            assign(variable, _taken(value, _path(variable), root))
-        return root, [_path(variables[index]) for index in indices]
+            assign(variable, _taken(value, path_of(variable), root))
+        return root, [path_of(variables[index]) for index in indices]
 
     root, taken = follow(trained, "the weights at the start of a session")
     if not taken:
@@ -192,7 +194,7 @@ def _taken(value: np.ndarray[Any, Any], name: str, root: int) -> np.ndarray[Any,
         f"{name} is {value.dtype}[{','.join(map(str, value.shape))}] on rank {PLACEMENT.rank}, "
         "and has another shape or type elsewhere"
     )
-    _add(f"the start of {name}", bits, mine)
+    _add(f"the start of {common_path(name)}", bits, mine)
     return np.frombuffer(bits.tobytes(), value.dtype, value.size).reshape(value.shape)
 
 
@@ -213,6 +215,31 @@ def _add(name: str, array: np.ndarray[Any, Any], mine: str) -> None:
         raise ModelsDifferError(
             f"The ranks built different models: {mine}. {BUILD_ALIKE}"
         ) from None
+
+
+def require_equal_adapted(layers: Sequence[str], learnt: Sequence[Any]) -> None:
+    """Before training. Collective where there are such layers: what their adapt() has learnt.
+
+    Args:
+        layers: their names.
+        learnt: of each, numbers or words.
+
+    Raises:
+        ModelsDifferError: on every rank, where it differs.
+    """
+    if not layers:
+        return
+    texts = [np.frombuffer(json.dumps(one, default=str).encode(), np.uint8) for one in learnt]
+    digests = arrays.digests(texts)
+    total = digests.copy()
+    _add("vocabularies of layers", total, f"rank {PLACEMENT.rank} has them in {len(layers)} layers")
+    differing = np.flatnonzero((total != PLACEMENT.size * digests).any(axis=1))
+    if differing.size:
+        raise ModelsDifferError(
+            f"The layer {layers[differing[0]]!r} has adapted to other data on other ranks: its "
+            "vocabulary, or its bin boundaries, differ. Let all ranks adapt() it to the same data, "
+            "or give all the same vocabulary= or bin_boundaries=."
+        )
 
 
 def require_equal(variables: Sequence[Any]) -> None:
@@ -242,7 +269,7 @@ def require_equal(variables: Sequence[Any]) -> None:
     worst = max(apart, key=lambda row: distances[row].max())
     ranks = np.flatnonzero(distances[worst] > 1.0).tolist()
     rows = (worst, *(row for row in apart if row != worst))
-    names = _named([_path(variables[differing[row]]) for row in rows])
+    names = _named([path_of(variables[differing[row]]) for row in rows])
     verb = "has" if len(ranks) == 1 else "have"
     raise WeightsDifferError(
         f"The ranks have ended fit() with different weights: rank{'s' * (len(ranks) > 1)} "
@@ -277,8 +304,17 @@ def _padded(values: np.ndarray[Any, Any]) -> bytes:
     return data + bytes(-len(data) % 4)
 
 
-def _path(variable: Any) -> str:
+def path_of(variable: Any) -> str:
+    """What Keras or TensorFlow calls a variable."""
     return str(getattr(variable, "path", variable.name)).removesuffix(":0")
+
+
+def common_path(path: str) -> str:
+    """A variable's path without the numbers by which Keras tells layers of one kind apart.
+
+    Its counters are a process's: a rank that has made another model before has other numbers.
+    """
+    return re.sub(r"_\d+(?=[/_]|$)", "", path)
 
 
 def _named(names: Sequence[str]) -> str:

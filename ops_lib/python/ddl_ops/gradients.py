@@ -17,7 +17,7 @@ from tensorflow.python.framework import ops  # noqa: TID253
 from tensorflow.python.ops import gradients_util  # noqa: TID253
 
 from ddl_ops import averaging
-from ddl_ops.collectives import allreduce, allreduce_n
+from ddl_ops.collectives import allreduce, allreduce_n, require_real
 from ddl_ops.environment import PLACEMENT, group_size, wire_dtype
 from ddl_ops.environment import sparse_as_dense as default_sparse_as_dense
 from ddl_ops.program_order import keeps_order
@@ -432,6 +432,9 @@ def grads_reduce(
 ) -> list[tuple[Any, Any]]:
     """reduce_gradients for (gradient, variable) pairs, as optimizers compute and apply them."""
     pairs = list(grads_and_vars)
+    for gradient, variable in pairs if PLACEMENT.launched else ():
+        if isinstance(gradient, tf.Tensor):
+            require_real(gradient.dtype, f"the gradient of {getattr(variable, 'name', variable)}")
     reduced = reduce_gradients(
         [gradient for gradient, _ in pairs], average, sparse_as_dense=sparse_as_dense
     )

@@ -20,7 +20,12 @@ from ddl_ops import progress
 from ddl_ops.checkpoints import newest_best, note_epochs, noted_best
 from ddl_ops.collectives import allreduce_n, barrier, bcast, join
 from ddl_ops.environment import PLACEMENT, checkpoint_folder
-from ddl_ops.equal_weights import mark_equal
+from ddl_ops.equal_weights import (
+    common_path,
+    mark_equal,
+    path_of,
+    require_equal_adapted,
+)
 from ddl_ops.gradients import name_in_order
 from ddl_ops.keras_optimizer import (
     BROADCASTS,
@@ -33,6 +38,11 @@ from ddl_ops.keras_optimizer import (
 
 # On a train_function that passes over batches that were done: weights do not change meanwhile.
 PASSES_OVER = "_ddl_passes_over"
+_LOOKUPS = (
+    keras.layers.TextVectorization,
+    keras.layers.StringLookup,
+    keras.layers.IntegerLookup,
+)
 _STOPPED_ALONE = (
     "Does each rank's val_loss differ? Put ddl.keras.MetricAverageCallback before EarlyStopping, "
     "so that all ranks stop together; and give all ranks the same epochs."
@@ -45,15 +55,16 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
     Raises InvalidArgumentError on every rank, naming the variable, if ranks have other variables.
     """
 
-    @tf.function(autograph=False)
-    def run() -> None:
-        for variable in variables:
-            value = variable.value if isinstance(variable, keras.Variable) else variable
-            path = getattr(variable, "path", variable.name).removesuffix(":0")
-            name = re.sub(r"[^A-Za-z0-9_./>-]", "_", path)  # what a name of an op may have
-            value.assign(bcast(value, f"ddl_bcast/{name}", root))
-
-    run()
+    for variable in variables:
+        value = variable.value if isinstance(variable, keras.Variable) else variable
+        path = path_of(variable)
+        # What a name of an op may have.
+        name = f"ddl_bcast/{re.sub(r'[^A-Za-z0-9_./>-]', '_', common_path(path))}"
+        try:
+            value.assign(bcast(value, name_in_order(name), root))
+        except tf.errors.InvalidArgumentError as error:
+            said = error.message.replace(f'"{name}"', f'"ddl_bcast/{path}"')
+            raise tf.errors.InvalidArgumentError(None, None, said) from None
     mark_equal(variables)
 
 
@@ -96,6 +107,20 @@ def averaged_metrics(
     }
 
 
+def _require_equal_vocabularies(model: keras.Model) -> None:
+    """What adapt() has learnt that is no variable, so cannot be broadcast. Collective."""
+    layers, learnt = [], []
+    for layer in model._flatten_layers():
+        if isinstance(layer, _LOOKUPS):
+            weights = getattr(getattr(layer, "_lookup_layer", layer), "idf_weights_const", [])
+            learnt.append([layer.get_vocabulary(), np.asarray(weights).tolist()])
+            layers.append(layer.name)
+        elif isinstance(layer, keras.layers.Discretization):
+            learnt.append(layer.bin_boundaries)
+            layers.append(layer.name)
+    require_equal_adapted(layers, learnt)
+
+
 class BroadcastCallback(keras.callbacks.Callback):
     """Starts training from rank 0's weights and optimizer state on every rank.
 
@@ -105,8 +130,8 @@ class BroadcastCallback(keras.callbacks.Callback):
 
     States of random generators stay as they are, so that ranks drop different units. Does nothing
     outside mpirun. fit() raises RuntimeError if the model has no weights yet or its optimizer does
-    not average gradients (a model with a train_step() of its own may do so itself), and
-    InvalidArgumentError on every rank if models differ.
+    not average gradients (a model with a train_step() of its own may do so itself), and on every
+    rank InvalidArgumentError if models differ, ModelsDifferError if vocabularies of layers do.
     """
 
     # Keras may call on_train_batch_end from threads of its own, and need not wait for the loss.
@@ -139,6 +164,7 @@ class BroadcastCallback(keras.callbacks.Callback):
                 "An optimizer that was loaded with its model has to be distributed again: "
                 "model.compile(ddl.keras.DistributedOptimizer(model.optimizer), ...)"
             )
+        _require_equal_vocabularies(self.model)
         self._broadcast(root=0)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -178,7 +204,21 @@ class BroadcastCallback(keras.callbacks.Callback):
             for each in optimizers
             if (waiting := waiting_gradients(each))
         ]
+        adapted = [
+            layer
+            for layer in self.model._flatten_layers()
+            if isinstance(layer, keras.layers.Normalization)
+        ]
+        statistics = [one for layer in adapted for one in layer.weights]
+        before = [one.numpy() for one in statistics]
         broadcast_variables([*self.model.weights, *states], root)
+        if not all(map(np.array_equal, statistics, before)):
+            # It computes with constants that adapt() has made of these, and so do functions that
+            # were traced before.
+            for layer in adapted:
+                layer.finalize_state()
+            self.model.make_train_function(force=True)
+            self.model.test_function = self.model.predict_function = None
         for optimizer, passes, gradients in own:
             if int(optimizer._iterations) == passes:  # else this rank is not where the root is
                 for variable, gradient in gradients:

@@ -70,7 +70,7 @@ def init(what: str = "ddl.init()", *, by_import: bool = False) -> None:
         )
     _started = True
     averaging.started()
-    atexit.register(shutdown)
+    atexit.register(_leave)
 
 
 def shutdown() -> None:
@@ -80,6 +80,24 @@ def shutdown() -> None:
     """
     if initialised():
         runtime().ddl_shutdown()
+
+
+def _leave() -> None:
+    trace = getattr(sys, "last_traceback", None)
+    # The script has its own sys.excepthook in the place of ours. Only of an exception that nobody
+    # has caught does the traceback begin where nothing has called: see startup/sitecustomize.py.
+    if trace is not None and trace.tb_frame.f_back is None and initialised():
+        record = getattr(sys.modules.get("sitecustomize"), "record_uncaught", None)
+        if record is not None:
+            record()  # its own turn at the end would come later
+        _abort()
+    shutdown()
+
+
+def _abort() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    runtime().ddl_abort(1)
 
 
 @functools.cache
@@ -97,8 +115,6 @@ def _abort_on_uncaught_exceptions() -> None:
         previous(kind, error, traceback)
         if child_of_rank():
             return  # a fork: it ends alone
-        sys.stdout.flush()
-        sys.stderr.flush()
-        runtime().ddl_abort(1)
+        _abort()
 
     sys.excepthook = hook

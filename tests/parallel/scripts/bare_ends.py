@@ -38,6 +38,14 @@ def total_or_raise() -> None:
         raise RuntimeError(said)
 
 
+def catch_and_keep() -> None:
+    """As a test runner does, for a debugger."""
+    try:
+        raise ValueError("caught")
+    except ValueError:
+        sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
+
+
 # What ddl_ops.loader does with the library, without its import of TensorFlow.
 stand_in = types.ModuleType("ddl_ops.loader")
 stand_in.runtime = load
@@ -65,6 +73,13 @@ elif HOW == "raise":
         raise ValueError("this rank has had enough")
     while True:
         total_or_raise()
+elif HOW == "raise past a hook of the script's own":
+    sys.excepthook = lambda kind, error, trace: say(f"{kind.__name__}: {error}")
+    if RANK == SIZE - 1:
+        raise ValueError("no space left")
+    time.sleep(20)
+elif HOW == "caught and kept":
+    catch_and_keep()
 elif HOW == "os._exit":
     if RANK == SIZE - 1:
         say("gone")

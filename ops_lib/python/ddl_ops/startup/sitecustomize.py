@@ -9,6 +9,7 @@ Where no Horovod is installed, `import horovod` gives ours (``ddl_ops/stand_in``
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import json
 import os
@@ -60,10 +61,26 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
     _previous_hook(kind, error, trace)
     sys.stderr.flush()
     _record(kind, error, trace)
+    _abort_mpi()
+
+
+def _abort_mpi() -> None:
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         # A script that uses mpi4py alone would wait in MPI_Finalize for ranks that wait for it.
         mpi.COMM_WORLD.Abort(1)
+
+
+def record_uncaught() -> None:
+    """At the end of a script that has put a hook of its own in the place of ours.
+
+    Python keeps the exception before it calls any hook. A test runner keeps one that it
+    has caught in the same place: the traceback of that begins further in.
+    """
+    error, trace = getattr(sys, "last_value", None), getattr(sys, "last_traceback", None)
+    if error is not None and trace is not None and trace.tb_frame.f_back is None:
+        _record(type(error), error, trace)
+        _abort_mpi()
 
 
 def _note_writes(file: str, folders: list[str]) -> None:
@@ -175,6 +192,7 @@ if _file is not None:
         os.replace(_file, f"{_file}.earlier")
 _previous_hook = sys.excepthook
 sys.excepthook = _hook
+atexit.register(record_uncaught)
 _writes_file = os.environ.pop("DDL_WRITES_FILE", None)
 _results = ("RESULT_DIR", "CHECKPOINT_DIR", "EXPERIMENT_DIR")
 if _writes_file is not None:

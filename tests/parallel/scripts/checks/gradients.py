@@ -32,6 +32,27 @@ from checks import (
 
 
 @check
+def complex_tensors_are_refused_in_words() -> None:
+    variable = tf.Variable([1 + 2j], name="phase")
+    value = tf.constant([1 + 2j], tf.complex128)
+    for reduce, what in (
+        (lambda: ddl.grads_reduce([(value, variable)]), "the gradient of phase:0"),
+        (lambda: reduce_gradients([value]), "ddl_gradients_0"),
+        (lambda: ddl.allreduce_n([value]), "a tensor"),
+        (lambda: ddl.allreduce(value, name="spectrum"), "spectrum"),
+        (lambda: collectives.reducescatter(value), "a tensor"),
+    ):
+        for run in (reduce, tf.function(reduce)):
+            try:
+                run()
+            except TypeError as error:
+                said = f"ddl cannot reduce {what}: it is complex128. Reduce its parts, tf.math.re"
+                assert said in str(error), error
+            else:
+                raise AssertionError(what)
+
+
+@check
 def gradients_may_travel_as_halves() -> None:
     # Magnitudes over four decades, and what float16 has no numbers for but 0.
     count = 50_000

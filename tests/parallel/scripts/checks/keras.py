@@ -20,8 +20,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 from ddl_ops import arrays, checkpoints, mid_epoch, preemption
-from ddl_ops.equal_weights import WeightsDifferError
+from ddl_ops.equal_weights import ModelsDifferError, WeightsDifferError
 from speech import RANK, SIZE, SLOWNESS
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from threads import in_threads
 
 from checks import assert_same_everywhere, check, mismatch, my_part, whole_batch
@@ -618,6 +619,96 @@ def keras_models_that_differ_are_named() -> None:
     message = mismatch(lambda: ddl.keras.broadcast_variables([variable]))
     assert "kernel" in message, message
     assert "rank 1 sent float32[3] as tensor 0, rank 0 float32[2]." in message, message
+
+
+@check(least=2)
+def keras_models_of_other_automatic_names_train_together() -> None:
+    """Where one rank alone has made a model before, Keras numbers its layers otherwise."""
+    arrays._joins.clear()  # of other checks
+    if RANK == 0:
+        keras_model(1)
+    x, y = whole_batch()
+    for callbacks in ([], [ddl.keras.BroadcastCallback()]):
+        model = keras_model(RANK + 1)
+        optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.Adam(0.1))
+        optimizer.build(model.trainable_variables)
+        model.compile(optimizer, "mse")
+        model.fit(my_part(x), my_part(y), epochs=2, verbose=0, callbacks=callbacks)
+        assert_same_everywhere(model.get_weights())
+    wide = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2 + RANK)])
+    message = mismatch(lambda: ddl.keras.broadcast_variables(wide.weights))
+    assert f'"ddl_bcast/{wide.weights[0].path}": rank 1 sent float32[5,3]' in message, message
+
+
+def fitted(layer: keras.Layer, x: tf.Tensor, dtype: str, *, seen: bool = False) -> keras.Model:
+    model = keras.Sequential([keras.Input(x.shape[1:], dtype=dtype), layer, keras.layers.Dense(1)])
+    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+    if seen:
+        model.predict(x, verbose=0)
+        model.fit(x, tf.ones([len(x), 1]), verbose=0)
+    callbacks = [ddl.keras.BroadcastCallback()]
+    model.fit(x, tf.ones([len(x), 1]), verbose=0, callbacks=callbacks)
+    return model
+
+
+@check
+def keras_layers_that_each_rank_adapts_compute_alike() -> None:
+    """Also in functions that were traced before."""
+    x = tf.reshape(tf.range(12.0), [4, 3])
+    for seen in (False, True):
+        layer = keras.layers.Normalization()
+        layer.adapt(x * (1.0 + RANK))
+        model = fitted(layer, x, "float32", seen=seen)
+        assert_same_everywhere([np.array(model.history.history["loss"])])
+        assert_same_everywhere([model.predict(x, verbose=0), np.asarray(layer(x))])
+        traced = model.train_function
+        model.fit(x, tf.ones([4, 1]), verbose=0, callbacks=[ddl.keras.BroadcastCallback()])
+        assert model.train_function is traced
+
+
+@check(least=2)
+def keras_vocabularies_that_differ_are_errors_on_all_ranks() -> None:
+    words = tf.constant([["a b"], ["b c d"]])
+    whole = tf.constant([[0], [1], [2], [3]], tf.int64)
+    numbers = tf.cast(whole, tf.float32)
+
+    def text(seen: list[str]) -> keras.Layer:
+        layer = keras.layers.TextVectorization(max_tokens=4, output_mode="tf_idf", name="words")
+        layer.adapt(seen)
+        return layer
+
+    def bins(seen: tf.Tensor) -> keras.Layer:
+        layer = keras.layers.Discretization(num_bins=3, output_mode="one_hot", name="bins")
+        layer.adapt(seen)
+        return layer
+
+    mine = ["a a b b b c"] if RANK == 0 else ["c c c a a b"]
+    weighed = ["a b", "b"] if RANK == 0 else ["a b", "a b", "b", "b a"]  # one vocabulary
+    for layer, x, dtype in (
+        (text(mine), words, "string"),
+        (text(weighed), words, "string"),
+        (bins(numbers + RANK), numbers, "float32"),
+    ):
+        try:
+            fitted(layer, x, dtype)
+        except ModelsDifferError as error:
+            assert repr(layer.name) in str(error), error
+        else:
+            raise AssertionError(layer.name)
+    fitted(text(["a b c"]), words, "string")
+    fitted(keras.layers.IntegerLookup(vocabulary=[3, 5], output_mode="one_hot"), whole, "int64")
+    fitted(bins(numbers), numbers, "float32")
+
+
+@check
+def keras_broadcasts_of_each_epoch_trace_no_function() -> None:
+    """TensorFlow warns of those that do, and they take seconds for many weights."""
+    variable = keras.Variable(np.full(2, RANK, "float32"))
+    functions = polymorphic_function._tf_function_counter.get_cell("0")
+    before = functions.value()
+    ddl.keras.broadcast_variables([variable])
+    assert functions.value() == before
+    np.testing.assert_array_equal(variable, np.zeros(2))
 
 
 class _Sets(keras.callbacks.Callback):

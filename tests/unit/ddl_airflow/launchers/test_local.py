@@ -156,6 +156,21 @@ def test_exception_on_one_rank_is_recorded_and_blamed(job):
     assert (said["type"], said["file"], said["line"]) == ("ValueError", "main.py", 4)
 
 
+def test_exception_that_the_scripts_own_hook_shows_is_recorded(job):
+    """As a command line made with typer has one, and whoever logs what nobody caught."""
+    script = """
+        import sys
+        sys.excepthook = lambda kind, error, trace: print("uncaught:", error)
+        def main():
+            raise ValueError("too small")
+        main()
+    """
+    one = job(script=textwrap.dedent(script), nodes=1).start()
+    failure = one.wait(SOON_S).failure
+    assert failure.reason == "raised ValueError at main.py:5: too small"
+    assert "uncaught: too small" in one.log(0)
+
+
 def test_exception_behind_a_pipe_is_blamed(job):
     script = """
         import os, time
