@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ddl_ops import mid_epoch
 from ddl_ops.arrays import say
+from ddl_ops.batch_moments import hook_batch_normalization
 from ddl_ops.checkpoints import newest_model
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.keras_callbacks import (
@@ -45,6 +46,7 @@ __all__ = [
 # Which a script that imports ddl before keras has not had yet.
 hook_compile()
 hook_fit()
+hook_batch_normalization()
 
 
 def newest_checkpoint(folder: str | os.PathLike[str] | None = None) -> tuple[Path | None, int]:

@@ -652,6 +652,32 @@ def fitted(layer: keras.Layer, x: tf.Tensor, dtype: str, *, seen: bool = False) 
 
 
 @check
+def keras_synchronized_batch_normalization_is_that_of_all_ranks() -> None:
+    x, y = (part.astype("float32") for part in whole_batch())
+    models = []
+    for optimizer in (
+        ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)),
+        keras.optimizers.SGD(0.1),
+    ):
+        keras.utils.set_random_seed(3)
+        normalization = keras.layers.BatchNormalization(synchronized=True, momentum=0.5)
+        model = keras.Sequential([keras.Input((5,)), normalization, keras.layers.Dense(3)])
+        model.compile(optimizer, "mse")
+        models.append(model)
+    together, alone = models
+    for _ in range(3):
+        together.train_on_batch(my_part(x), my_part(y))
+    alone.layers[0].synchronized = False
+    for _ in range(3):
+        alone.train_on_batch(x, y)
+    for mine, want in zip(together.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, want, rtol=0, atol=1e-5)
+    own = keras.layers.BatchNormalization(momentum=0.0)
+    own(my_part(x), training=True)
+    np.testing.assert_allclose(own.moving_mean, my_part(x).mean(0), atol=1e-6)
+
+
+@check
 def keras_layers_that_each_rank_adapts_compute_alike() -> None:
     """Also in functions that were traced before."""
     x = tf.reshape(tf.range(12.0), [4, 3])

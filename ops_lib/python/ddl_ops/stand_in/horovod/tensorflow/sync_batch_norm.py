@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tensorflow as tf
-from ddl_ops.gradients import name_in_order
+from ddl_ops.batch_moments import over_ranks
 
 from horovod.common.basics import Average, size
 from horovod.tensorflow.mpi_ops import _allreduce
-
-
-def _over_ranks(mean: Any, variance: Any) -> tuple[Any, Any]:
-    """Moments of all ranks' batches, which count equally, from those of this rank's."""
-    if size() == 1:
-        return mean, variance
-    # hvd.allreduce() would take them for gradients, which are as large: ranks that average none
-    # would train apart unseen. By their names alone they would be another layer's, too, that a
-    # thread trains beside it.
-    name = name_in_order("SyncBatchNormalization.mean")
-    of_all = _allreduce(mean, op=Average, name=name)
-    # Not by the mean of the squares, in which a small variance of large values is lost.
-    variance += tf.square(mean - of_all)
-    name = name_in_order("SyncBatchNormalization.variance")
-    return of_all, _allreduce(variance, op=Average, name=name)
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
@@ -43,4 +29,8 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
             super().__init__(fused=False, **options)
 
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        return _over_ranks(*super()._moments(inputs, *args, **kwargs))
+        mean, variance = super()._moments(inputs, *args, **kwargs)
+        if size() == 1:
+            return mean, variance
+        average = functools.partial(_allreduce, op=Average)
+        return over_ranks(mean, variance, "SyncBatchNormalization", average)
