@@ -107,6 +107,11 @@ def averaged_metrics(
     }
 
 
+def _has_numbers(value: Any) -> bool:
+    """Callbacks of the script's own may put texts, and what not, among the metrics."""
+    return np.asarray(value).dtype.kind in "biufV"  # V: bfloat16
+
+
 def _require_equal_vocabularies(model: keras.Model) -> None:
     """What adapt() has learnt that is no variable, so cannot be broadcast. Collective."""
     layers, learnt = [], []
@@ -275,7 +280,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
     stops alone fails the others. Every rank must have the same metrics; ranks count equally, but
     one that had no batch in an epoch counts for validation alone, and is given the averages of the
     others. A metric may be an array, as of keras.metrics.F1Score(average=None): each element is
-    averaged.
+    averaged. What has no numbers, as texts of a callback, stays the rank's own.
     """
 
     async_safe = True  # as BroadcastCallback
@@ -293,7 +298,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if not PLACEMENT.launched or logs is None:
             return
-        trained, shapes = self._trained, {name: np.shape(logs[name]) for name in logs}
+        trained = self._trained
+        shapes = {name: np.shape(value) for name, value in logs.items() if _has_numbers(value)}
         text = json.dumps(shapes).encode() if trained else b""
         lengths = np.zeros(PLACEMENT.size, np.int64)
         lengths[PLACEMENT.rank] = len(text)
@@ -481,11 +487,9 @@ class ProgressCallback(keras.callbacks.Callback):
             rate = (self._step - self._written_step) / max(now - self._written_at, 1e-6)
             values["examples_per_s"] = rate * self._batch_size * PLACEMENT.size
         self._written_at, self._written_step = now, self._step
-        # Callbacks of the script's own may add texts, or arrays.
-        arrays = {name: np.asarray(value) for name, value in (logs or {}).items()}
         numbers = {
-            name: float(value)
-            for name, value in arrays.items()
-            if value.ndim == 0 and value.dtype.kind in "biufV"  # V: bfloat16
+            name: float(np.asarray(value))
+            for name, value in (logs or {}).items()
+            if np.ndim(value) == 0 and _has_numbers(value)
         }
         progress.append({**numbers, **values}, source="keras")

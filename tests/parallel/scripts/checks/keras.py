@@ -109,12 +109,14 @@ def keras_metrics_of_several_values_are_averaged() -> None:
 
 
 @check
-def keras_texts_among_the_metrics_are_left_out_of_progress() -> None:
+def keras_texts_among_the_metrics_are_left_as_they_are() -> None:
     model = keras_model(1)
     model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
     more = {"phase": "warm-up", "nothing": None, "number": np.float32(0.5), "tensor": tf.ones([])}
     adds = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(more))
-    callbacks = [ddl.keras.BroadcastCallback(), adds, ddl.keras.ProgressCallback(every=0.0)]
+    averages = ddl.keras.MetricAverageCallback()
+    tells = ddl.keras.ProgressCallback(every=0.0)
+    callbacks = [ddl.keras.BroadcastCallback(), adds, averages, tells]
     model.fit(*map(my_part, whole_batch()), verbose=0, callbacks=callbacks)
     if RANK == 0:
         lines = map(json.loads, Path(os.environ["DDL_PROGRESS"]).read_text().splitlines())
