@@ -299,7 +299,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
         if not PLACEMENT.launched or logs is None:
             return
         trained = self._trained
-        shapes = {name: np.shape(value) for name, value in logs.items() if _has_numbers(value)}
+        arrays = {name: np.asarray(value) for name, value in logs.items()}
+        shapes = {name: value.shape for name, value in arrays.items() if _has_numbers(value)}
         text = json.dumps(shapes).encode() if trained else b""
         lengths = np.zeros(PLACEMENT.size, np.int64)
         lengths[PLACEMENT.rank] = len(text)
@@ -318,12 +319,13 @@ class MetricAverageCallback(keras.callbacks.Callback):
         # Keras has zeros for a metric that no batch has updated. Validation needs none.
         counts = {
             name: (trained or name.startswith("val_"))
-            and name in logs
-            and np.shape(logs[name]) == shape
+            and name in arrays
+            and arrays[name].shape == shape
             for name, shape in shapes.items()
         }
         values = {
-            name: logs[name] if counts[name] else np.zeros(shape) for name, shape in shapes.items()
+            name: arrays[name] if counts[name] else np.zeros(shape)
+            for name, shape in shapes.items()
         }
 
         def average(values: tf.Tensor) -> Any:
