@@ -655,6 +655,7 @@ def fitted(layer: keras.Layer, x: tf.Tensor, dtype: str, *, seen: bool = False) 
 
 @check
 def keras_synchronized_batch_normalization_is_that_of_all_ranks() -> None:
+    keras.utils.clear_session()  # the gradients of the moments are known by the layers' names
     x, y = (part.astype("float32") for part in whole_batch())
     models = []
     for optimizer in (
