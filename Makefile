@@ -1,7 +1,7 @@
 # make help        says what there is
 # Everything bootstraps from plain python3, g++ and make.
 
-PYTHON ?= python3
+PYTHON := $(or $(PYTHON),python3)
 VENV := .venv
 BIN := $(VENV)/bin
 ENGINE ?= docker
@@ -10,9 +10,10 @@ OPS := ops_lib/python/ddl_ops/_ddl_ops.so
 OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*.h')
 STAMP := $(VENV)/.installed
 
-# Who names a Python gets an environment of its version.
+# Who names a Python here gets an environment of its version; other tools put one into the
+# environment.
 version = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
-ifneq ($(origin PYTHON),file)
+ifeq ($(origin PYTHON),command line)
 ANEW := $(if $(filter $(call version,$(PYTHON)),$(call version,$(BIN)/python)),,anew)
 endif
 

@@ -155,7 +155,7 @@ def _show(options: argparse.Namespace) -> int:
     for problem in problems:
         print(f"ddl-airflow: {problem}", file=sys.stderr)
     if is_published is None:
-        why = f"there is no whole {SUCCESS} beside it"
+        why = f"no {SUCCESS} beside it lists it"
         print(f"note: whether {LINEAGE} was changed is not known: {why}", file=sys.stderr)
     if not problems:
         print(f"{len(record['result']['files'])} files are as recorded", file=sys.stderr)
@@ -291,10 +291,13 @@ def _list(options: argparse.Namespace) -> int:
         shown = [one for one in shown if one["production"]]
     _say(shown[: options.limit or None], options.json)
     _note_lost(store, {one["dag_id"] for one in found}, pointer)
-    for name, why in unreadable.items():
+    # A training's id begins with its DAG's.
+    of_dag = f"{options.dag}-" if options.dag else ""
+    unknown = {name: why for name, why in unreadable.items() if name.startswith(of_dag)}
+    for name, why in unknown.items():
         said = f"{name}: nobody knows whether it belongs there: {why}"
         print(printable(f"ddl-airflow: {said}"), file=sys.stderr)
-    return 1 if unreadable else 0
+    return 1 if unknown else 0
 
 
 def _note_lost(store: ObjectStore, dag_ids: Collection[str], pointer: ReadPointer) -> None:
@@ -471,7 +474,10 @@ def publication_at(uri: str) -> ObjectStore:
     for one in listed:
         if record := re.fullmatch(rf"((?:[^/]+/)?{PUBLICATION})/{re.escape(LINEAGE)}", one.key):
             place = f"{uri}/{record[1]}"
+            if any(other.key == f"{record[1]}/{RETIRED}" for other in listed):
+                raise NoSuchModel(f"{place}: cleaning has withdrawn it, and removes it soon")
             raise NoSuchModel(
-                f"{place}/{SUCCESS} is gone or damaged: `ddl-airflow verify {place}` says which"
+                f"{place} has no whole {SUCCESS}: it is being published, its upload was cut off, "
+                f"or the file was lost or changed. `ddl-airflow verify {place}` says more"
             )
     raise NoSuchModel(f"{uri}: nothing was published there: it has no {LINEAGE}")

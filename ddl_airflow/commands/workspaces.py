@@ -112,10 +112,15 @@ def _clean(options: argparse.Namespace) -> int:
         said = f"{first} is for a workspace: give --workspace DIR"
         print(f"ddl-airflow: {said}", file=sys.stderr)
         return 2
-    if options.workspace is not None and (_says_no_folder(options) or _says_other_folder(options)):
-        return 2
-    kept = rules(options.keep_runs, options.keep_experiments, options.cache_size)
     workspaces = [] if options.workspace is None else [options.workspace]
+    if workspaces and _says_no_folder(options):
+        return 2
+    if workspaces and _says_other_folder(options):
+        given = str(options.workspace) != os.environ.get("AIRFLOW__DDL__WORKSPACE")
+        if given or not options.results:
+            return 2
+        workspaces = []  # of a new site, on which nothing has trained
+    kept = rules(options.keep_runs, options.keep_experiments, options.cache_size)
     count, nbytes, failed = 0, 0, False
     for place in (*workspaces, *options.results):
         try:

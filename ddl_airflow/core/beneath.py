@@ -115,11 +115,12 @@ def write_beneath(path: Path, root: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(new, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-        opened = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-        try:
-            os.fsync(opened)  # the name too: a job that no note names would be started twice
-        finally:
-            os.close(opened)
+        with suppress(OSError):  # not every file system can, and not every folder may be read
+            opened = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                os.fsync(opened)  # the name too: a job that no note names would be started twice
+            finally:
+                os.close(opened)
 
 
 def check_folder(path: Path, root: Path) -> None:

@@ -190,6 +190,7 @@ def read_index(
     listed = _listed(store)
     new = _read_new(store, listed)
     found = _read_index(store)
+    gone: set[str] = set()
     pointer = pointer or pointers_of(store)
     if found is None or rebuild or _misses_named(store, _with(found[0], new.values()), pointer):
         # As it is before the records are read: others may merge meanwhile, and that is to stay.
@@ -208,7 +209,8 @@ def read_index(
             with suppress(StagingError):  # who asks may not list them
                 names = store.names()
         so_far = _with(known, new.values())
-        if missed := _missed(store, so_far, names) | _restored(store, so_far):
+        restored, gone = _looked_at_again(store, so_far)
+        if missed := _missed(store, so_far, names) | restored:
             known = known | missed
             with suppress(StagingError):
                 _write(store, _with(known, new.values()), found[1], new)
@@ -216,7 +218,8 @@ def read_index(
     together |= _begun(store, together, listed)
     if unread is not None:
         for name, why in sorted(_unread(together).items()):
-            unread(name, why)
+            if name not in gone:
+                unread(name, why)
     # What is only known to be gone was published before there was an index.
     whole = (one for one in together.values() if "published" in one)
     return sorted(whole, key=lambda one: (one["published"], one["publication"]), reverse=True)
@@ -259,7 +262,7 @@ def lost(store: ObjectStore, training_id: str = "", dag_ids: Iterable[str] = ())
     there = {key.rpartition("/")[0] for key in listed if key.endswith((SUCCESS, RETIRED, LINEAGE))}
     of_it = {name: who for name, who in sorted(knows.items()) if name.startswith(prefix)}
     gone = {name: who for name, who in of_it.items() if name not in there}
-    unread = _unread(index | _restored(store, index))
+    unread = _unread(index | _looked_at_again(store, index)[0])
     unread = {name: why for name, why in unread.items() if name in of_it and name not in gone}
     return Lost(len(of_it), gone, notes, unread)
 
@@ -315,16 +318,22 @@ def _unread(known: Mapping[str, Summary]) -> dict[str, str]:
     }
 
 
-def _restored(store: ObjectStore, known: Mapping[str, Summary]) -> dict[str, Summary]:
-    """Of what has a record that could not be read, the summaries of those that now can."""
-    found = {}
+def _looked_at_again(
+    store: ObjectStore, known: Mapping[str, Summary]
+) -> tuple[dict[str, Summary], set[str]]:
+    """Of what has a record that could not be read: the summaries of those that now can, and which
+    are not there any more.
+    """
+    found, gone = {}, set()
     for name in _unread(known):
         with suppress(StagingError):  # it stays as it is known
             marked = _marked(store, name.partition("/")[0])
             one = _of_record(store, name, marked[name]) if name in marked else None
-            if one is not None and "unread" not in one:
+            if one is None:
+                gone.add(name)
+            elif "unread" not in one:
                 found[name] = one
-    return found
+    return found, gone
 
 
 def _misses_named(store: ObjectStore, known: Mapping[str, Summary], pointer: ReadPointer) -> bool:
@@ -562,7 +571,12 @@ def _of_record(store: ObjectStore, publication: str, marked: float) -> Summary |
     except DAMAGED:
         pass
     place = store.at(publication)
-    marker = marker_of(place) or marker_of(place, RETIRED)
+    try:
+        marker = marker_of(place) or marker_of(place, RETIRED)
+    except StagingError:
+        if why == "gone":  # somebody else's marker, which is not for us to read
+            return None
+        raise
     with suppress(OSError, *DAMAGED):
         published = datetime.fromtimestamp(published_at(marker, marked), UTC)
         one = summary(record or {}, publication, published.isoformat(timespec="seconds"))

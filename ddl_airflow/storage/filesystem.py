@@ -62,7 +62,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 _NO_LINKS = (errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)  # of a file, in its folder
 _LOCK_PREFIX = f"{PART_PREFIX}lock-"
-_LEAVE_OUT = "Remove it, or leave it out of the data: training_data_reference.exclude."
+_LEAVE_OUT = "Remove it. In data, training_data_reference.exclude can leave it out."
 # Far longer than to replace a small file takes.
 _REPLACED_S = 60.0
 
@@ -353,8 +353,11 @@ def free_bytes(path: Path) -> int:
 
 def _lacks_inodes(path: Path) -> bool:
     """Whether no file can be made where ``path`` is or will be, however many bytes are free."""
-    found = os.statvfs(_that_exists(path))
-    return found.f_files > 0 and found.f_favail == 0  # some file systems have no such number
+    with suppress(OSError):
+        found = os.statvfs(_that_exists(path))
+        # Some file systems have no such number, and ZFS makes it of the bytes that are free.
+        return found.f_files > 0 and found.f_favail == 0 and found.f_bavail > 0
+    return False
 
 
 def _that_exists(path: Path) -> Path:

@@ -49,12 +49,12 @@ def tree(tmp_path):
     return tmp_path
 
 
-def make(tree, *words, python3="3.11"):
+def make(tree, *words, python3="3.11", **variables):
     """Calls make where python3 is of a version, and nobody has named another."""
     (tree / "bin").mkdir(exist_ok=True)
     (tree / "bin" / "python3").unlink(missing_ok=True)
     (tree / "bin" / "python3").symlink_to(tree / f"python{python3}")
-    env = {"PATH": f"{tree}/bin:{tree}:{os.defpath}", "HOME": str(tree)}
+    env = {"PATH": f"{tree}/bin:{tree}:{os.defpath}", "HOME": str(tree), **variables}
     return subprocess.run(["make", *words], cwd=tree, env=env, capture_output=True, text=True)
 
 
@@ -105,3 +105,15 @@ def test_ops_are_looked_at_after_each_installation(tree):
     assert "ops_lib/build.py" in make(tree, "-n", ops).stdout
     assert make(tree, ops).returncode == 0
     assert "up to date" in make(tree, ops).stdout
+
+
+@pytest.mark.parametrize("python", ["python3", "python3.14", "/not/there", ""])
+def test_an_environment_that_is_there_stays_whatever_python_other_tools_have_named(tree, python):
+    assert make(tree, INSTALLED, "PYTHON=python3.13").returncode == 0
+    os.utime(tree / "setup.py")  # to be installed again
+    assert make(tree, INSTALLED, PYTHON=python).returncode == 0 and version(tree) == "3.13.0"
+
+
+def test_a_python_that_is_not_there_is_named(tree):
+    ended = make(tree, INSTALLED, "PYTHON=/not/there")
+    assert ended.returncode == 2 and "/not/there is not there. Name a Python" in ended.stderr

@@ -7,6 +7,9 @@ interface Shown { text: string; start: number; end: number; size: number }
 const LONGEST = 2 * 1024 * 1024; // characters; of what was read long ago, the file has it
 const BEHIND = 128 * 1024; // bytes; two answers
 
+// In the file: U+FFFD stands for a byte there that is no UTF-8.
+const bytesOf = (text: string) => new TextEncoder().encode(text).length - 2 * (text.split("\ufffd").length - 1);
+
 // A rank's log: its end first, then what is added; earlier lines and the whole on request.
 export function Logs(
   { run, dag, ranks, rank, choose }: {
@@ -50,7 +53,7 @@ export function Logs(
         if (part.text) {
           const text = (known.text + part.text).slice(-LONGEST); // as it was printed
           const cut = known.text.length + part.text.length > LONGEST;
-          const start = cut ? part.end - new TextEncoder().encode(text).length : known.start; // in bytes
+          const start = cut ? Math.max(known.start, part.end - bytesOf(text)) : known.start;
           setShown({ text, start, end: part.end, size: part.size });
         }
       } else setShown(part);

@@ -621,6 +621,16 @@ def test_only_a_workspace_is_cleaned(call, old_folders, tmp_path):
     assert (old_folders / "runs/exp1/Nov01_host").is_dir()
 
 
+def test_results_are_cleaned_where_nothing_has_trained_in_the_sites_workspace(
+    call, tmp_path, monkeypatch
+):
+    for name in ("workspace", "results"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", str(tmp_path / "workspace"))
+    code, _, err = call("clean", "--dry-run", "--results", tmp_path / "results")
+    assert code == 0 and "would remove 0" in err and "is no workspace" in err
+
+
 @pytest.mark.parametrize("of", [".ddl-workspace", "site-id", "ddl-run"])
 def test_each_workspace_is_cleaned(call, old_folders, of, monkeypatch):
     """One of Airflow, one of before or of ``ddl-airflow run``, one of ``ddl-run``."""
@@ -724,9 +734,17 @@ def test_what_has_a_record_and_no_whole_marker_is_not_said_to_have_none(call, tm
     assert (code, out) == (1, "") and "nothing was published" not in err
     if of == "one-1":
         assert err == (
-            f"ddl-airflow: {tmp_path}/one-1/{name}/_SUCCESS is gone or damaged: "
-            f"`ddl-airflow verify {tmp_path}/one-1/{name}` says which\n"
+            f"ddl-airflow: {tmp_path}/one-1/{name} has no whole _SUCCESS: it is being published, "
+            "its upload was cut off, or the file was lost or changed. "
+            f"`ddl-airflow verify {tmp_path}/one-1/{name}` says more\n"
         )
+
+
+def test_what_cleaning_has_withdrawn_is_told_as_that(call, tmp_path):
+    marked = published(tmp_path, "one-1", f"{'c' * 16}-{'d' * 8}") / "_SUCCESS"
+    marked.rename(marked.with_name("_RETIRED"))
+    code, _, err = call("lineage", tmp_path / "one-1")
+    assert code == 1 and "cleaning has withdrawn it, and removes it soon" in err
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import stat
 
 import pytest
 
@@ -107,6 +109,20 @@ def test_what_is_written_is_on_disk_before_it_takes_its_place(run, monkeypatch):
     monkeypatch.setattr(os, "replace", lambda *a, **k: [done.append("replace"), replace(*a, **k)])
     write_beneath(run / "state", run, b"new")
     assert done == ["fsync", "replace", "fsync of the folder"]
+    assert (run / "state").read_text() == "new"
+
+
+def test_a_file_system_that_flushes_no_folders_is_written_to(run, monkeypatch):
+    """As that of VirtualBox's shared folders."""
+    fsync = os.fsync
+
+    def of_files(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", of_files)
+    write_beneath(run / "state", run, b"new")
     assert (run / "state").read_text() == "new"
 
 

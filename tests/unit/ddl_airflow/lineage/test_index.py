@@ -176,6 +176,31 @@ def test_of_a_training_that_publishes_again_the_record_that_cannot_be_read_is_kn
     assert known(store, unread=pytest.fail) == [again]
 
 
+def test_what_could_not_be_read_and_was_removed_by_hand_is_missed_by_nobody(store):
+    publish(store, 1)
+    store.put_bytes(f"{place(2)}/lineage.json", b"{")
+    store.put_bytes(f"{place(2)}/_SUCCESS", NAMES_ITS_RECORD)
+    unread: dict[str, str] = {}
+    assert known(store, unread=unread.__setitem__) == [place(1)] and list(unread) == [place(2)]
+    store.delete([f"{place(2)}/lineage.json", f"{place(2)}/_SUCCESS"])
+    assert known(store, unread=pytest.fail) == [place(1)]
+
+
+def test_a_marker_of_somebody_elses_need_not_be_readable(store, monkeypatch):
+    """As of a job of Spark's, in the same bucket."""
+    publish(store, 1)
+    store.put_bytes("spark-12345678/_SUCCESS", b"")
+    read = FolderStore.read_version
+
+    def refused(self, key):
+        if "spark" in self.uri:
+            raise AccessDenied("spark-12345678/_SUCCESS: Permission denied")
+        return read(self, key)
+
+    monkeypatch.setattr(FolderStore, "read_version", refused)
+    assert known(store, unread=pytest.fail) == [place(1)]
+
+
 def test_while_a_store_does_not_answer_no_record_is_taken_for_damaged(store, monkeypatch):
     publish(store, 1)
     store.put_bytes(f"{place(1)}/_SUCCESS", NAMES_ITS_RECORD)
