@@ -50,7 +50,8 @@ class BuildWithLaunching(build_py):
             super().run()
             return
         # What setuptools has left of modules that are gone would be installed again.
-        shutil.rmtree(self.build_lib, ignore_errors=True)
+        for top in {name.partition(".")[0] for name in self.packages}:
+            shutil.rmtree(Path(self.build_lib, top), ignore_errors=True)
         super().run()
         target = Path(self.build_lib, "ddl_ops", "launch", "ddl_airflow")
         for part in LAUNCHING_PARTS:

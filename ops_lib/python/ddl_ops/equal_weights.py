@@ -44,7 +44,13 @@ def mark_equal(variables: Sequence[Any]) -> None:
             setattr(variable, _EQUAL, True)
 
 
-def start_equal(variables: Sequence[Any], *, anew: bool = False, what: str = "weights") -> bool:
+def start_equal(
+    variables: Sequence[Any],
+    *,
+    anew: bool = False,
+    since_join: bool = False,
+    what: str = "weights",
+) -> bool:
     """Before their first gradients are reduced: ranks with other values get those of the first one.
 
     Collective where not all are known to be equal, and then at a place where all ranks are: each
@@ -55,10 +61,11 @@ def start_equal(variables: Sequence[Any], *, anew: bool = False, what: str = "we
 
     Args:
         variables: of Keras or TensorFlow, built; others, and None, are left as they are.
-        anew: where a fit() begins, on all ranks, or an optimizer that was made since ranks have
-            joined last: also those known to have been equal before, which the script may have
-            changed since. Else, once all ranks have joined, a rank that had no data before may
-            begin alone, and whoever let it join has given it weights.
+        anew: where a fit() begins, on all ranks: also those known to have been equal before, which
+            the script may have changed since. Else, once all ranks have joined, a rank that had no
+            data before may begin alone, and whoever let it join has given it weights.
+        since_join: their optimizer was made since the ranks have joined last: as anew, and no rank
+            has newer ones by that.
         what: they are.
 
     Returns whether they are equal now, as far as it can be known; False: they have no values yet.
@@ -66,6 +73,7 @@ def start_equal(variables: Sequence[Any], *, anew: bool = False, what: str = "we
     Raises:
         ModelsDifferError: on every rank, where their numbers or shapes differ.
     """
+    anew = anew or since_join
     if PLACEMENT.size == 1 or not initialised() or (arrays.have_joined() and not anew):
         return True
     with tf.init_scope():
@@ -80,7 +88,9 @@ def start_equal(variables: Sequence[Any], *, anew: bool = False, what: str = "we
             return True
         mine = f"rank {PLACEMENT.rank} has {len(new)} {what}, others have more or fewer"
         digests, absent = _digests_of(values, len(values))
-        root, indices = _differing(digests, absent, f"the {what} at the start", mine)
+        root, indices = _differing(
+            digests, absent, f"the {what} at the start", mine, newest=not since_join
+        )
         for index in indices:
             new[index].assign(_taken(values[index], path_of(new[index]), root))
     mark_equal(new)
@@ -155,6 +165,8 @@ def _differing(
     what: str,
     mine: str,
     root: int | None = None,
+    *,
+    newest: bool = True,
 ) -> tuple[int, list[int]]:
     """Which rank the others follow, and the indices of what differs. Collective.
 
@@ -163,8 +175,8 @@ def _differing(
         absent: 1 where there is none: such a variable is left out on all ranks.
         what: the collective's name.
         mine: what this rank has, for an error.
-        root: the rank to follow. None: that with the newest weights, so the last one to join, or
-            else the first of those that have not joined.
+        root: the rank to follow. None: the first of those that have not joined.
+        newest: or that with the newest weights, so the last one to join.
 
     Raises:
         ModelsDifferError: on every rank, where their numbers differ.
@@ -175,7 +187,7 @@ def _differing(
     _add(what, total, mine)
     ranks, absent, sums = np.split(total, [PLACEMENT.size, PLACEMENT.size + len(absent)])
     if root is None:
-        last = arrays.last_to_join()
+        last = arrays.last_to_join() if newest else None
         root = last if last is not None and ranks[last] else int(np.argmax(ranks))
     apart = (sums.reshape(digests.shape) != ranks.sum() * digests).any(axis=1) & (absent == 0)
     return root, np.flatnonzero(apart).tolist()
@@ -218,21 +230,21 @@ def _add(name: str, array: np.ndarray[Any, Any], mine: str) -> None:
 
 
 def require_equal_adapted(layers: Sequence[str], learnt: Sequence[Any]) -> None:
-    """Before training. Collective where there are such layers: what their adapt() has learnt.
+    """Before training. Collective: what adapt() of such layers has learnt.
 
     Args:
-        layers: their names.
+        layers: their names; none on a rank without any.
         learnt: of each, numbers or words.
 
     Raises:
-        ModelsDifferError: on every rank, where it differs.
+        ModelsDifferError: on every rank, where it differs, or the number of layers does.
     """
-    if not layers:
-        return
     texts = [np.frombuffer(json.dumps(one, default=str).encode(), np.uint8) for one in learnt]
-    digests = arrays.digests(texts)
+    digests = arrays.digests([np.zeros(0, np.uint8), *texts])
     total = digests.copy()
-    _add("vocabularies of layers", total, f"rank {PLACEMENT.rank} has them in {len(layers)} layers")
+    mine = f"rank {PLACEMENT.rank} has {len(layers)} layers with vocabularies"
+    _add("vocabularies of layers", total, mine)
+    digests, total = digests[1:], total[1:]
     differing = np.flatnonzero((total != PLACEMENT.size * digests).any(axis=1))
     if differing.size:
         raise ModelsDifferError(
@@ -310,11 +322,17 @@ def path_of(variable: Any) -> str:
 
 
 def common_path(path: str) -> str:
-    """A variable's path without the numbers by which Keras tells layers of one kind apart.
+    """A variable's path without the numbers that Keras has given to layers of one kind.
 
-    Its counters are a process's: a rank that has made another model before has other numbers.
+    Its counters are a process's: a rank that has made another model before has other numbers. Those
+    of names that the script has given stay.
     """
-    return re.sub(r"_\d+(?=[/_]|$)", "", path)
+    state = sys.modules.get("keras.src.backend.common.global_state")  # where Keras counts them
+    counted = state.get_global_attribute("object_name_uids") if state is not None else None
+    if not counted:
+        return path
+    kinds = "|".join(map(re.escape, sorted(counted, key=len, reverse=True)))
+    return re.sub(rf"(?<![^/_])({kinds})_\d+(?=[/_]|$)", r"\1", path)
 
 
 def _named(names: Sequence[str]) -> str:

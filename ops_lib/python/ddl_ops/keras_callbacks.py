@@ -24,6 +24,7 @@ from ddl_ops.equal_weights import (
     common_path,
     mark_equal,
     path_of,
+    require_equal,
     require_equal_adapted,
 )
 from ddl_ops.gradients import name_in_order
@@ -45,7 +46,8 @@ _LOOKUPS = (
 )
 _STOPPED_ALONE = (
     "Does each rank's val_loss differ? Put ddl.keras.MetricAverageCallback before EarlyStopping, "
-    "so that all ranks stop together; and give all ranks the same epochs."
+    "so that all ranks stop together; and give all ranks the same epochs. TerminateOnNaN stops the "
+    "rank alone whose own loss is NaN."
 )
 
 
@@ -55,15 +57,18 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
     Raises InvalidArgumentError on every rank, naming the variable, if ranks have other variables.
     """
 
-    for variable in variables:
+    for place, variable in enumerate(variables):
         value = variable.value if isinstance(variable, keras.Variable) else variable
         path = path_of(variable)
-        # What a name of an op may have.
-        name = f"ddl_bcast/{re.sub(r'[^A-Za-z0-9_./>-]', '_', common_path(path))}"
+        # What a name of an op may have, once in a graph.
+        name = f"ddl_bcast/{place}/{re.sub(r'[^A-Za-z0-9_./>-]', '_', common_path(path))}"
+        ordered = name_in_order(name)
         try:
-            value.assign(bcast(value, name_in_order(name), root))
+            value.assign(bcast(value, ordered, root))
         except tf.errors.InvalidArgumentError as error:
             said = error.message.replace(f'"{name}"', f'"ddl_bcast/{path}"')
+            if ordered is None:  # in a thread of the script's
+                said = f"{path}: {said}"
             raise tf.errors.InvalidArgumentError(None, None, said) from None
     mark_equal(variables)
 
@@ -200,6 +205,8 @@ class BroadcastCallback(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         if PLACEMENT.size > 1:
             barrier("the end of fit()", _STOPPED_ALONE)
+            if getattr(self, COMPARES) and not averages_by_itself(self.model):
+                require_equal(self.model.trainable_variables)
 
     def _broadcast(self, root: int) -> None:
         optimizers = optimizers_of(self.model)

@@ -36,7 +36,8 @@ _APPLIED_ALONE = "_ddl_applied_alone"
 _AVERAGES = "_ddl_averages"
 # On a callback that gives all ranks the same weights when fit() begins.
 BROADCASTS = "_ddl_broadcasts"
-# On one of ours: the ranks compare them when fit() has ended. Scripts for Horovod keep some apart.
+# On one of ours: whether the ranks compare their weights when it is told of the training's end;
+# fit() does so later, when all callbacks have been. Scripts for Horovod keep some apart.
 COMPARES = "_ddl_compares"
 # On one with which ranks join at the end of an epoch: what lets this rank join.
 JOINS = "_ddl_joins"
@@ -233,9 +234,10 @@ def _started_equal(optimizer: Any, trainable_variables: Any) -> Any:
         # Once ranks have joined since it was made, one that had no data may begin alone.
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         joins = getattr(optimizer, _JOINS, getattr(inner, _JOINS, 0))
-        anew = 0 < joins == times_joined()
-        if start_equal(trained, anew=anew):
-            start_equal(_states(optimizer, trained), anew=anew, what="states of the optimizer")
+        since = 0 < joins == times_joined()
+        if start_equal(trained, since_join=since):
+            states = _states(optimizer, trained)
+            start_equal(states, since_join=since, what="states of the optimizer")
             setattr(optimizer, _STARTED, True)
     return trainable_variables
 
@@ -406,8 +408,15 @@ def _hook_fit() -> None:
             starts_equal = _starts_equal(getattr(self, "optimizer", None))
             if starts_equal and not own_step and not begins_alike:
                 start_equal(self.trainable_variables, anew=True)
-            history = fit(*given.args, **given.kwargs)
-            if not own_step and any(hasattr(one, COMPARES) for one in callbacks):
+            compare = [one for one in callbacks if getattr(one, COMPARES, False)]
+            for one in compare:
+                setattr(one, COMPARES, False)
+            try:
+                history = fit(*given.args, **given.kwargs)
+            finally:
+                for one in compare:
+                    setattr(one, COMPARES, True)
+            if compare and not own_step:
                 require_equal(self.trainable_variables)  # with what callbacks set at the end
             return history
         if PLACEMENT.rank == 0:
@@ -434,8 +443,7 @@ def _listed(callbacks: Any) -> list[Any]:
     """Those given to fit(); of a CallbackList the list that it calls."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks.callbacks
-    several = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
-    return [one for one in several if one is not None]
+    return [one for one in keras.tree.flatten(callbacks) if one is not None]  # as Keras does
 
 
 def _join_first(callbacks: Any) -> Any:

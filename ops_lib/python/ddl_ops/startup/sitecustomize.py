@@ -60,6 +60,8 @@ def _record(kind: type[BaseException], error: BaseException, trace: TracebackTyp
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     _previous_hook(kind, error, trace)
     sys.stderr.flush()
+    if os.getpid() != _pid:
+        return  # a fork: it ends alone
     _record(kind, error, trace)
     _abort_mpi()
 
@@ -78,7 +80,9 @@ def record_uncaught() -> None:
     has caught in the same place: the traceback of that begins further in.
     """
     error, trace = getattr(sys, "last_value", None), getattr(sys, "last_traceback", None)
-    if error is not None and trace is not None and trace.tb_frame.f_back is None:
+    if os.getpid() != _pid or error is None or trace is None:
+        return
+    if trace.tb_frame.f_back is None:
         _record(type(error), error, trace)
         _abort_mpi()
 
@@ -183,6 +187,7 @@ _MOST_FILES = 200
 _LONGEST = 2_000
 _LONGEST_MESSAGE = 200_000  # of which no more is read; ddl_airflow.launchers.records
 _folder = os.getcwd()
+_pid = os.getpid()
 # Taken away, so that Pythons which the script starts do not speak for it, and are not changed.
 _file = os.environ.pop("DDL_EXCEPTION_FILE", None)
 if _file is not None:

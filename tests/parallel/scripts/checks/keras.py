@@ -642,6 +642,17 @@ def keras_models_of_other_automatic_names_train_together() -> None:
     assert f'"ddl_bcast/{wide.weights[0].path}": rank 1 sent float32[5,3]' in message, message
 
 
+@check(least=2)
+def keras_layers_that_the_script_names_are_not_taken_for_each_other() -> None:
+    names = ["tower_1", "tower_2"] if RANK == 0 else ["tower_2", "tower_1"]
+    towers = [keras.layers.Dense(1, use_bias=False, name=name) for name in names]
+    for tower in towers:
+        tower.build([None, 1])
+    kernels = [tower.kernel for tower in towers]
+    message = mismatch(lambda: ddl.keras.broadcast_variables(kernels))
+    assert "tower_1" in message and "tower_2" in message, message
+
+
 def fitted(layer: keras.Layer, x: tf.Tensor, dtype: str, *, seen: bool = False) -> keras.Model:
     model = keras.Sequential([keras.Input(x.shape[1:], dtype=dtype), layer, keras.layers.Dense(1)])
     model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
@@ -724,6 +735,14 @@ def keras_vocabularies_that_differ_are_errors_on_all_ranks() -> None:
             assert repr(layer.name) in str(error), error
         else:
             raise AssertionError(layer.name)
+    if SIZE > 1:  # where one rank alone has such a layer
+        other = keras.layers.CategoryEncoding(3, output_mode="one_hot")
+        try:
+            fitted(bins(numbers) if RANK == 0 else other, numbers, "float32")
+        except ModelsDifferError as error:
+            assert "layers with vocabularies" in str(error), error
+        else:
+            raise AssertionError("layers of two kinds")
     fitted(text(["a b c"]), words, "string")
     fitted(keras.layers.IntegerLookup(vocabulary=[3, 5], output_mode="one_hot"), whole, "int64")
     fitted(bins(numbers), numbers, "float32")
@@ -790,11 +809,21 @@ def keras_weights_that_are_restored_at_the_end_are_compared() -> None:
     model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
     x, y = map(my_part, whole_batch())
     said = ""
-    try:
-        model.fit(x, y, epochs=3, verbose=0, callbacks=[ddl.keras.BroadcastCallback(), own, best])
+    try:  # nested, as Keras takes them
+        model.fit(x, y, epochs=3, verbose=0, callbacks=[[ddl.keras.BroadcastCallback()], own, best])
     except WeightsDifferError as error:
         said = str(error)
     assert ("EarlyStopping(restore_best_weights=True)" in said) == (SIZE > 1), said
+    # And in a loop of the script's own, which tells the callbacks.
+    several = keras.callbacks.CallbackList([ddl.keras.BroadcastCallback()], model=model)
+    several.on_train_begin()
+    model.layers[-1].kernel.assign_add(keras.ops.full_like(model.layers[-1].kernel, RANK))
+    try:
+        several.on_train_end()
+    except WeightsDifferError:
+        assert SIZE > 1
+    else:
+        assert SIZE == 1
 
 
 class _Stops(keras.callbacks.Callback):
@@ -900,6 +929,12 @@ def keras_models_that_are_made_after_a_join_start_equal() -> None:
         optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
         _train_by_hand(model, optimizer, in_a_function)
         assert_same_everywhere([np.asarray(v) for v in model.trainable_variables])
+    # Whatever rank has joined last: what rank 0 alone has restored counts.
+    bias = keras.Variable([42.0 if RANK == 0 else 0.0])
+    optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build([bias])
+    optimizer.apply([tf.ones([1])], [bias])
+    assert np.asarray(bias) == 41.0, np.asarray(bias)
 
 
 @check

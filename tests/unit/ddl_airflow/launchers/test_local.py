@@ -171,6 +171,20 @@ def test_exception_that_the_scripts_own_hook_shows_is_recorded(job):
     assert "uncaught: too small" in one.log(0)
 
 
+@pytest.mark.parametrize("hook", ["sys.__excepthook__", "sys.excepthook"])
+def test_exception_of_a_fork_is_not_the_ranks(job, hook):
+    script = f"""
+        import os, sys
+        hook = {hook}
+        sys.excepthook = lambda *told: hook(*told)
+        if not (child := os.fork()):
+            raise ValueError("in the child")
+        os.waitpid(child, 0)
+    """
+    one = job(script=textwrap.dedent(script), nodes=1).start()
+    assert one.wait(SOON_S).state is JobState.SUCCEEDED, one.log(0)
+
+
 def test_exception_behind_a_pipe_is_blamed(job):
     script = """
         import os, time
