@@ -183,6 +183,7 @@ def test_exception_of_a_fork_is_not_the_ranks(job, hook):
     """
     one = job(script=textwrap.dedent(script), nodes=1).start()
     assert one.wait(SOON_S).state is JobState.SUCCEEDED, one.log(0)
+    assert "in the child" in one.log(0) and not one.record(0).get("exception"), one.record(0)
 
 
 def test_exception_behind_a_pipe_is_blamed(job):
