@@ -107,6 +107,8 @@ def _results_of(uri: str) -> tuple[ObjectStore, str]:
     uri = uri.rstrip("/")
     place = open_place(uri)
     results, slash, dag_id = absolute(uri).rpartition("/")
+    if uri.startswith("file:"):  # as place_in_results
+        dag_id = unquote(dag_id)
     if slash and results in ("", "file://"):  # a folder of the root
         results += "/"
     if not results.endswith(":/"):

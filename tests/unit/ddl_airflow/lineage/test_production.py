@@ -438,6 +438,12 @@ def test_in_the_dags_folder_the_commands_take_a_point(results, capsys, monkeypat
     assert ". is no DAG's. Name one, as ./digits; " in capsys.readouterr().err
 
 
+def test_the_uri_of_a_folder_may_name_a_dag_that_is_not_ascii(results, capsys, tmp_path):
+    (tmp_path / "results" / "digits").rename(tmp_path / "results" / "zähler")
+    assert cli.main(["production", (tmp_path / "results" / "zähler").as_uri()]) == 0
+    assert json.loads(capsys.readouterr().out)["training_id"] == "digits-3"
+
+
 def test_commands(results, capsys):
     place = f"{results.uri}/digits"
     assert cli.main(["production", place]) == 0
