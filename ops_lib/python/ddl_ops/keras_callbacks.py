@@ -39,11 +39,6 @@ from ddl_ops.keras_optimizer import (
 
 # On a train_function that passes over batches that were done: weights do not change meanwhile.
 PASSES_OVER = "_ddl_passes_over"
-_LOOKUPS = (
-    keras.layers.TextVectorization,
-    keras.layers.StringLookup,
-    keras.layers.IntegerLookup,
-)
 _STOPPED_ALONE = (
     "Does each rank's val_loss differ? Put ddl.keras.MetricAverageCallback before EarlyStopping, "
     "so that all ranks stop together; and give all ranks the same epochs. TerminateOnNaN stops the "
@@ -119,9 +114,15 @@ def _has_numbers(value: Any) -> bool:
 
 def _require_equal_vocabularies(model: keras.Model) -> None:
     """What adapt() has learnt that is no variable, so cannot be broadcast. Collective."""
+    # Not where this is imported: the Keras of TensorFlow 1 scripts has none.
+    lookups = (
+        keras.layers.TextVectorization,
+        keras.layers.StringLookup,
+        keras.layers.IntegerLookup,
+    )
     layers, learnt = [], []
     for layer in model._flatten_layers():
-        if isinstance(layer, _LOOKUPS):
+        if isinstance(layer, lookups):
             weights = getattr(getattr(layer, "_lookup_layer", layer), "idf_weights_const", [])
             learnt.append([layer.get_vocabulary(), np.asarray(weights).tolist()])
             layers.append(layer.name)
