@@ -276,6 +276,21 @@ bool SumCrossed(const ddl::Topology& topology, int step) {
   return true;
 }
 
+// Waits until all ranks have come here, beside all other requests.
+bool Barrier() {
+  float value = 1.0f;
+  ddl::TensorBuffer buffer;
+  buffer.in = buffer.out = &value;
+  buffer.count = 1;
+  buffer.dims = {1};
+  ddl::Request request;
+  request.op_name = "AllReduce";
+  request.name = "barrier";
+  request.ordered = false;
+  request.tensors.push_back(buffer);
+  return Run(std::move(request)).ok();
+}
+
 // Rank 1 cannot tell two requests apart: it breaks the group when the first has run.
 bool CollideOnRank1(const ddl::Topology& topology) {
   const int count = topology.rank == 1 ? 2 : 1;
@@ -296,7 +311,10 @@ bool CollideOnRank1(const ddl::Topology& topology) {
       promise.set_value(status);
     };
   }
+  // Not before rank 1 has asked for both: the first would run, and none be told apart.
+  if (topology.rank != 1 && !Barrier()) return false;
   for (ddl::Request& request : requests) ddl::Engine::Get().Submit(std::move(request));
+  if (topology.rank == 1 && !Barrier()) return false;
   bool ok = true;
   for (int i = 0; i < count; ++i) ok = finished[i].get_future().get().ok() && ok;
   return ok == (topology.rank != 1);
