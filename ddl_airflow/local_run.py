@@ -66,8 +66,6 @@ from ddl_airflow.storage.site import workspace_id
 from ddl_airflow.storage.store import ObjectStore
 from ddl_airflow.storage.stores import open_store
 
-# Beside what ``ddl-run`` leaves. Hidden: it is no code of the folder around it.
-FOLDER = ".ddl-run"
 _NOTE = "by-hand.json"
 _WORK: Mapping[str, type[StepTry[Any]]] = {
     "stage_data": StageData,

@@ -44,7 +44,7 @@ from ddl_airflow.core.environment import DEFAULT_OPTIONS, of_run, of_script, of_
 from ddl_airflow.core.errors import DdlError, SettingInvalid, SourceMissing, SubmitFailed
 from ddl_airflow.core.hosts import Host, parse_host, parse_hostfile
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus, RankFailure
-from ddl_airflow.core.layout import RunLayout, make_workspace, training_id
+from ddl_airflow.core.layout import BY_HAND, RunLayout, make_workspace, training_id
 from ddl_airflow.core.output import ended_by_its_reader
 from ddl_airflow.core.parameters import filled_in
 from ddl_airflow.launchers import session_directory, tasks, terminal
@@ -64,8 +64,6 @@ from ddl_airflow.launchers.records import (
 from ddl_airflow.launchers.remote import Ssh
 from ddl_airflow.summary import Road, summary
 
-# Hidden: what is in it is no script, and no manifest, of the folder around it.
-_FOLDER = ".ddl-run"
 _PYTHON = re.compile(r"python[0-9.]*")
 # Starts in a row after which no other follows: that have committed nothing; and, without
 # --reset-limit, that have failed in the same way, whatever they committed.
@@ -339,7 +337,7 @@ def _of_manifest(options: argparse.Namespace) -> _Training:
         cluster = parameter_servers(train.nodes, train.slots)
     run_id = f"by-hand-{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}"
     layout = RunLayout(
-        Path.cwd() / _FOLDER,
+        Path.cwd() / BY_HAND,
         steps.dag_id,
         training_id(steps.dag_id, run_id, secrets.token_hex()),
         steps.experiment,
@@ -485,7 +483,7 @@ def _run_elastic(options: argparse.Namespace, files: terminal.OutputFiles | None
     bounds, find, ssh = _bounds(options), _find_hosts(options), _ssh(options)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # between starts
     with (
-        commit_folder(Path.cwd() / _FOLDER, _say_line) as commits,
+        commit_folder(Path.cwd() / BY_HAND, _say_line) as commits,
         tempfile.NamedTemporaryFile(prefix=".hosts-", dir=commits.folder) as marker,
     ):
         look = partial(ailing, ssh, shared=Path(marker.name))

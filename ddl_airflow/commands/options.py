@@ -33,7 +33,7 @@ def takes_compute(command: argparse.ArgumentParser) -> None:
 
 def _folder(text: str) -> Path:
     if not text:  # an unset variable's value; as a path it is the current folder
-        raise argparse.ArgumentTypeError("names no folder. Give one: . is this")
+        raise argparse.ArgumentTypeError("is empty. Name a folder; . is the current one")
     return Path(text)
 
 

@@ -26,6 +26,7 @@ from ddl_airflow.core.errors import (
     SourceMissing,
     TransferCorrupt,
 )
+from ddl_airflow.core.layout import BY_HAND
 from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
 from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.lineage.compare import compared_environments
@@ -44,7 +45,7 @@ from ddl_airflow.lineage.rerun import (
     recorded_manifest,
 )
 from ddl_airflow.lineage.story import described_beginnings, printable
-from ddl_airflow.local_run import FOLDER, Asked, data_of, log_to_terminal, run_manifest
+from ddl_airflow.local_run import Asked, data_of, log_to_terminal, run_manifest
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.fingerprint import fingerprint
@@ -139,7 +140,7 @@ def _kept_to_look_at(folder: Path) -> Iterator[None]:
     except BaseException:
         print(
             f"ddl-airflow: {folder} stays, to be looked at: its manifest and scripts are whole, "
-            f"and what was done with them is in {folder / FOLDER}. Remove it when you are done.",
+            f"and what was done with them is in {folder / BY_HAND}. Remove it when you are done.",
             file=sys.stderr,
         )
         raise
@@ -224,7 +225,7 @@ def _fetch_data(record: Mapping[str, Any], data: ObjectStore, folder: Path, name
     """Copies the record's data, and no other, to a folder in the folder."""
     objects = objects_of(record, data)
     listing = Listing(objects, fingerprint(objects))
-    cache = folder.resolve() / FOLDER / "fetched"
+    cache = folder.resolve() / BY_HAND / "fetched"
     stage(data, Cache(cache), folder / name, listing=listing, closed_cache=True)
     (folder / name / COMPLETE).unlink()
     shutil.rmtree(cache)
@@ -240,11 +241,11 @@ def _prove(
         if name in settings:
             os.environ[name] = str(settings[name])
     log_to_terminal()
-    asked = Asked(path.parent / FOLDER, until="stage-data")
+    asked = Asked(path.parent / BY_HAND, until="stage-data")
     layout = run_manifest(manifest, path, asked)["layout"]
     staged = read_object(layout.kept / "lineage" / "stage_data.json", layout.workspace, MOST_BYTES)
     other_content(record, staged).refuse(record["dataset"]["uri"])
-    run_manifest(manifest, path, Asked(path.parent / FOLDER, ["train"]))
+    run_manifest(manifest, path, Asked(path.parent / BY_HAND, ["train"]))
     trained = read_object(layout.kept / "lineage" / "train.json", layout.workspace, MOST_BYTES)
     again = read_notes_of(layout)
     found = divergence(before, again)

@@ -152,7 +152,7 @@ def open_place(uri: str, within: Sequence[Path] | None = None) -> ObjectStore:
     """
     if not uri:  # an unset variable's value; as a path it is the current folder
         raise ConnectionInvalid(
-            "'' names no place. Write s3://bucket/prefix, or a folder: . for this one"
+            "the place is empty. Write s3://bucket/prefix, or a folder; . is the current one"
         )
     if uri.endswith(":") and kind_of_uri(f"{uri}//"):  # a scheme, whose slashes were taken
         uri += "//"

@@ -18,13 +18,13 @@ from ddl_airflow.commands.options import (
     takes_workspace,
 )
 from ddl_airflow.core.errors import DdlError, ManifestInvalid
+from ddl_airflow.core.layout import BY_HAND
 from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.rules import issues_beside
 from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.core.plan import StoreReference, plan
 from ddl_airflow.local_run import (
-    FOLDER,
     STEPS,
     Asked,
     as_seen_from_here,
@@ -41,7 +41,7 @@ def add_to(commands: Commands) -> None:
     run = commands.add_parser(
         "run",
         help="train a manifest on this host, all steps of its DAG, without Airflow",
-        epilog=f"Works in {FOLDER} below the current folder, and publishes to {FOLDER}/results "
+        epilog=f"Works in {BY_HAND} below the current folder, and publishes to {BY_HAND}/results "
         "unless --publish is given. Connections are read from AIRFLOW_CONN_<ID>, secret parameters "
         "from PARAM_<NAME>. Ends with 0, 1 when a step fails, 2 for how it was called.",
     )
@@ -116,7 +116,7 @@ def _run(options: argparse.Namespace) -> int:
     manifest = _loaded(options)
     signal.signal(signal.SIGTERM, _interrupt)
     asked = Asked(
-        Path(FOLDER),
+        Path(BY_HAND),
         options.step,
         dict(options.set),
         options.data,
@@ -148,7 +148,7 @@ def _plan(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_plain(plan(manifest, options.manifest)), indent=2))
         return 0
-    asked = Asked(options.workspace or Path(FOLDER), settings=dict(options.set))
+    asked = Asked(options.workspace or Path(BY_HAND), settings=dict(options.set))
     for line in planned(manifest, options.manifest, asked):
         print(line)
     return 0

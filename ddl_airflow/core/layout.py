@@ -72,6 +72,9 @@ REMOVING = ".removing-"  # begins the name of what is to be deleted, by cleaning
 _MOVING = "moving"  # in ``restart_requested``, once the first folder may have been moved
 
 CACHE = "cache"
+# The workspace of ``ddl-run`` and ``ddl-airflow run``. Hidden: what is in it is no script and no
+# manifest of the folder around it.
+BY_HAND = ".ddl-run"
 OWN_EXPERIMENT = r".*-[0-9a-f]{32}"  # of one training: its id
 EXPERIMENT = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}"
 

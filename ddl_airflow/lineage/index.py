@@ -262,8 +262,8 @@ def lost(store: ObjectStore, training_id: str = "", dag_ids: Iterable[str] = ())
     there = {key.rpartition("/")[0] for key in listed if key.endswith((SUCCESS, RETIRED, LINEAGE))}
     of_it = {name: who for name, who in sorted(knows.items()) if name.startswith(prefix)}
     gone = {name: who for name, who in of_it.items() if name not in there}
-    unread = _unread(index | _looked_at_again(store, index)[0])
-    unread = {name: why for name, why in unread.items() if name in of_it and name not in gone}
+    present = {name: index[name] for name in of_it if name in index and name not in gone}
+    unread = _unread(present | _looked_at_again(store, present)[0])
     return Lost(len(of_it), gone, notes, unread)
 
 

@@ -11,6 +11,7 @@ from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.layout import make_workspace
 from ddl_airflow.storage.filesystem import alone_in, os_errors
 
+SITE_ID = "site-id"
 _OTHERS_WRITE_S = 10.0
 
 
@@ -24,7 +25,7 @@ def workspace_id(workspace: Path, *, make: bool) -> str:
     Raises:
         StagingError: the file cannot be read or written, or holds no id.
     """
-    path = workspace / "site-id"
+    path = workspace / SITE_ID
     if (known := _read(path)) is None and make:
         with os_errors(path):
             make_workspace(workspace)

@@ -14,7 +14,8 @@ import socket
 from pathlib import Path
 
 from ddl_airflow.core.errors import StagingError
-from ddl_airflow.core.layout import make_workspace
+from ddl_airflow.core.layout import BY_HAND, make_workspace
+from ddl_airflow.storage.site import SITE_ID
 
 MARK = ".ddl-workspace"
 _log = logging.getLogger(__name__)
@@ -50,8 +51,8 @@ def check_mounted(workspace: Path, seen: Path) -> None:
 def is_workspace(folder: Path) -> bool:
     """Whether trainings have run in a folder: of a DAG, by hand, or before there was the mark."""
     # ddl-run leaves neither file.
-    ours = folder.resolve().name == ".ddl-run"
-    return ours or any((folder / name).exists() for name in (MARK, "site-id"))
+    ours = folder.resolve().name == BY_HAND
+    return ours or any((folder / name).exists() for name in (MARK, SITE_ID))
 
 
 def _remember(note: Path, workspace: Path) -> None:

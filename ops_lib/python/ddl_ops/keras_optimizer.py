@@ -44,7 +44,7 @@ JOINS = "_ddl_joins"
 # On one that another front-end has distributed: its function of gradients and variables.
 _REDUCE = "_ddl_reduce"
 # On a distributed one: how often the ranks had joined when it was made.
-_JOINS = "_ddl_joins_before"
+_JOINED_BEFORE = "_ddl_joined_before"
 # On a distributed one: what its gradients are called.
 _NAME = "_ddl_name_of_gradients"
 # Of those so called so far, by the end of the name.
@@ -76,7 +76,7 @@ def distribute(
     Keras optimizer, RuntimeError under mpirun before ddl.init().
     """
     _distribute(optimizer, backward_passes_per_step)
-    setattr(optimizer, _JOINS, times_joined())
+    setattr(optimizer, _JOINED_BEFORE, times_joined())
     if PLACEMENT.size > 1:
         # Here ranks are in the same order: one without data comes later to its first step.
         with contextlib.suppress(RuntimeError):  # a thread that ranks cannot tell from others
@@ -233,7 +233,7 @@ def _started_equal(optimizer: Any, trainable_variables: Any) -> Any:
         trained = trainable_variables or getattr(optimizer, "_trainable_variables", [])
         # Once ranks have joined since it was made, one that had no data may begin alone.
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        joins = getattr(optimizer, _JOINS, getattr(inner, _JOINS, 0))
+        joins = getattr(optimizer, _JOINED_BEFORE, getattr(inner, _JOINED_BEFORE, 0))
         since = 0 < joins == times_joined()
         if start_equal(trained, since_join=since):
             states = _states(optimizer, trained)

@@ -275,7 +275,7 @@ def test_an_empty_place_is_not_the_current_folder(call, words, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     code, out, err = call(*words, "")
     assert (code, out) == (1, "")
-    assert "'' names no place. Write s3://bucket/prefix, or a folder: . for this one" in err
+    assert "the place is empty. Write s3://bucket/prefix, or a folder; . is the current one" in err
 
 
 def test_the_results_of_a_dag_in_the_current_folder(call, tmp_path, monkeypatch):
@@ -609,7 +609,9 @@ def test_an_empty_workspace_is_not_the_current_folder(call, old_folders, monkeyp
         with pytest.raises(SystemExit) as caught:
             call(command, "--workspace", "")
         assert caught.value.code == 2
-        assert "--workspace: names no folder. Give one: . is this" in capsys.readouterr().err
+        assert (
+            "--workspace: is empty. Name a folder; . is the current one" in capsys.readouterr().err
+        )
     assert {path.name for path in old_folders.glob("*/*")} == {"exp1", "mine"}
     assert (old_folders / "runs/exp1/Nov01_host").is_dir()
 

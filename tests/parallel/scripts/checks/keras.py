@@ -1080,6 +1080,21 @@ def keras_optimizers_are_told_apart_alike_where_a_rank_has_no_data_at_first() ->
         np.testing.assert_allclose(variable.numpy(), before - (SIZE + 1) / 2)
 
 
+def tell_epochs(
+    model: keras.Model,
+    callbacks: list[keras.callbacks.Callback],
+    epoch: int,
+    logs: list[dict[str, float]],
+) -> None:
+    """What fit() tells callbacks of epochs of one step, which end so."""
+    several = keras.callbacks.CallbackList(callbacks, model=model, steps=1)
+    several.on_train_begin()
+    for number, said in enumerate(logs, epoch):
+        several.on_epoch_begin(number)
+        several.on_train_batch_end(0, said)
+        several.on_epoch_end(number, said)
+
+
 @check
 def keras_a_better_model_stays_where_a_later_try_is_worse() -> None:
     model = keras_model(1)
@@ -1094,14 +1109,7 @@ def keras_a_better_model_stays_where_a_later_try_is_worse() -> None:
         callback = ddl.keras.CheckpointCallback(
             f"{literal}/{name}", monitor="loss", save_best_only=True, mode="min", **more
         )
-        callback.set_model(model)
-        callback.set_params({"steps": 1})
-        callback.on_train_begin()
-        for loss in losses:
-            callback.on_epoch_begin(epoch)
-            callback.on_train_batch_end(0, {"loss": loss})
-            callback.on_epoch_end(epoch, {"loss": loss})
-            epoch += 1
+        tell_epochs(model, [callback], epoch, [{"loss": loss} for loss in losses])
         files = sorted(folder.glob("*.keras"))
         return [path.name for path in files if path.stat().st_mtime_ns != before.get(path)]
 
@@ -1136,14 +1144,7 @@ def keras_a_better_model_is_known_beside_files_that_note_no_best() -> None:
             ddl.keras.CheckpointCallback(folder / "best-{epoch}.keras", **best),
             ddl.keras.CheckpointCallback(folder / "model-{epoch}.keras"),
         ]
-        for callback in callbacks:
-            callback.set_model(model)
-            callback.set_params({"steps": 1})
-            callback.on_train_begin()
-        for number, loss in enumerate(losses, epoch):
-            for callback in callbacks:
-                callback.on_epoch_begin(number)
-                callback.on_epoch_end(number, {"val_loss": loss})
+        tell_epochs(model, callbacks, epoch, [{"val_loss": loss} for loss in losses])
 
     train(0, 0.5, 0.1, 0.4)
     train(3, 0.3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -39,6 +40,19 @@ def shot(page, name):
     """Keeps a picture where DDL_SCREENSHOTS says, for people to look at."""
     if folder := os.environ.get("DDL_SCREENSHOTS"):
         page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def busy_at(number):
+    """A route whose answer of that number is that too many wait; the others are the server's."""
+    asked = itertools.count(1)
+
+    def answer(route):
+        if next(asked) == number:
+            route.fulfill(status=503, json={"detail": "8 requests wait"})
+        else:
+            route.continue_()
+
+    return answer
 
 
 def value_of(frame, name):
@@ -700,19 +714,10 @@ def test_a_store_that_is_slow_is_asked_again(tab, published, monkeypatch):
         time.sleep(2.5)
         return read(*place)
 
-    asked = []
-
-    def busy_once(route):
-        asked.append(route.request.url)
-        if len(asked) == 2:
-            route.fulfill(status=503, json={"detail": "8 requests wait"})
-        else:
-            route.continue_()
-
     read = graph._read
     monkeypatch.setattr(graph, "_read", slowly)
     page, frame = tab("dag_id=mnist-tf1&run_id=first")
-    page.route("**/ddl/graph/**", busy_once)
+    page.route("**/ddl/graph/**", busy_at(2))
     frame.get_by_role("link", name="Lineage, with all digests").click()
     expect(frame.get_by_text("the store has not answered yet")).to_be_visible()
     # Nor does one answer that fails take away what is there.
@@ -844,16 +849,7 @@ def test_while_airflow_does_not_say_the_steps_the_last_ones_stay(tab, site):
 def test_the_order_of_steps_is_asked_for_until_it_is_known(tab, site):
     site.tasks["approve"] = "awaiting_input"
     page, frame = tab("dag_id=others&run_id=run")
-    asked = []
-
-    def busy_once(route):
-        asked.append(route.request.url)
-        if len(asked) == 1:
-            route.fulfill(status=503, json={"detail": "busy"})
-        else:
-            route.continue_()
-
-    page.route("**/api/v2/dags/digits/tasks", busy_once)
+    page.route("**/api/v2/dags/digits/tasks", busy_at(1))
     page.goto(page.url.replace("others", "digits"))
     expect(frame.locator("#tasks li").first).to_have_text("○ approve: awaiting input")
     site.tasks["train"] = "running"
@@ -993,17 +989,8 @@ def test_times_are_in_the_zone_that_was_chosen_in_airflow(tab, published):
 
 
 def test_a_lineage_that_does_not_come_at_first_comes_later(tab, published):
-    asked = []
-
-    def busy_once(route):
-        asked.append(route.request.url)
-        if len(asked) == 1:
-            route.fulfill(status=503, json={"detail": "8 requests wait"})
-        else:
-            route.continue_()
-
     page, frame = tab("dag_id=mnist-tf1&run_id=first")
-    page.route("**/ddl/graph/**", busy_once)
+    page.route("**/ddl/graph/**", busy_at(1))
     frame.get_by_role("link", name="Lineage, with all digests").click()
     expect(frame.get_by_role("alert")).to_contain_text("8 requests wait")
     expect(frame.locator(".node.pointer")).to_contain_text("production")
