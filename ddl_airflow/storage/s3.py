@@ -133,10 +133,7 @@ class S3Store:
 
     @classmethod
     def access_by(cls, connection: AirflowConnection) -> Access:
-        """By endpoint and keys; one of Amazon's without keys is what every AWS tool finds."""
-        role = connection.extra.get("role_arn")
-        if connection.conn_type == "aws" and not (connection.login or role):
-            return Access(cls.client_of_environment())
+        """By endpoint and keys; without keys, one of Amazon's has those of every AWS tool."""
         return Access(client_by_connection(connection), connection.login)
 
     def at(self, prefix: str) -> S3Store:

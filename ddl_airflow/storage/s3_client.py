@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -73,6 +74,13 @@ PUT_ARGUMENTS = (
     "StorageClass",
     "Tagging",
 )
+# Where the amazon provider finds keys besides login and password; and a token, that needs both.
+_KEYS_IN_EXTRA = (
+    "aws_access_key_id",
+    "aws_secret_access_key",
+    "session_kwargs",
+    "aws_session_token",
+)
 _PUTS = ("PutObject", "CreateMultipartUpload", "CopyObject")
 
 
@@ -106,9 +114,7 @@ def s3_settings(extra: Mapping[str, Any]) -> S3Settings:
     Raises:
         ConnectionInvalid: one of them is not what it may be.
     """
-    service = extra.get("service_config") or {}
-    of_s3 = service.get("s3") if isinstance(service, Mapping) else None
-    said = {**extra, **(of_s3 if isinstance(of_s3, Mapping) else {})}
+    said = _of_s3(extra)
     style = said.get("addressing_style") or ""
     if style and style not in _STYLES:
         raise ConnectionInvalid(
@@ -135,6 +141,13 @@ def s3_settings(extra: Mapping[str, Any]) -> S3Settings:
             '{"s3": {"addressing_style": "virtual"}}.'
         )
     return S3Settings(str(style), dict(put), pays in (True, "true"), dict(config))
+
+
+def _of_s3(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """An extra, in which what is said of S3 alone goes before what is said of all services."""
+    service = extra.get("service_config") or {}
+    of_s3 = service.get("s3") if isinstance(service, Mapping) else None
+    return {**extra, **(of_s3 if isinstance(of_s3, Mapping) else {})}
 
 
 def with_settings(client: Any, settings: S3Settings) -> Any:
@@ -218,6 +231,7 @@ def s3_client(
     ca_bundle: str | bool | None = None,
     said: str = "",
     settings: S3Settings = S3Settings(),
+    session_token: str | None = None,
 ) -> Any:
     """A boto3 S3 client; contacts nobody. Keys left None are searched as boto3 documents.
 
@@ -225,6 +239,7 @@ def s3_client(
         ca_bundle: file with the certificates to trust; None for the usual ones, False for any.
         said: what stands for the endpoint in messages, if it is not to be shown.
         settings: what else the connection says.
+        session_token: of keys that hold for a while.
 
     Raises:
         ConnectionInvalid: the endpoint is no http(s) URL, or the settings are none.
@@ -241,6 +256,7 @@ def s3_client(
             endpoint_url=endpoint_url,
             aws_access_key_id=access_key_id,
             aws_secret_access_key=secret_access_key,
+            aws_session_token=session_token,
             region_name=region_name,
             verify=ca_bundle,
             config=config,
@@ -249,35 +265,58 @@ def s3_client(
 
 
 def client_by_connection(connection: AirflowConnection) -> Any:
-    """A boto3 S3 client by a connection of type ``ddlstore``, or ``aws`` with keys.
+    """A boto3 S3 client by a connection of type ``ddlstore`` or ``aws``.
 
-    Contacts nobody. The extra may have region_name, ca_bundle or verify, what ``s3_settings`` reads
-    and, of type ``aws``, endpoint_url.
+    Contacts nobody. The extra may have region_name, ca_bundle or verify, aws_session_token, what
+    ``s3_settings`` reads and, of type ``aws``, endpoint_url. One of type ``aws`` without keys has
+    those that every AWS tool finds, and without an endpoint theirs.
 
     Raises:
-        ConnectionInvalid: a key is missing, the endpoint is none, a role is to be taken, or the
-            extra says what it may not.
+        ConnectionInvalid: a key is missing, the endpoint is none, keys are to be found in a way
+            that only Airflow has, or the extra says what it may not.
     """
+    name, extra = connection.conn_id, connection.extra
+    _check_who_asks(connection)
+    endpoint = connection.host or _of_s3(extra).get("endpoint_url") or None
+    if connection.host and connection.port:
+        endpoint = f"{connection.host}:{connection.port}"
+    if connection.login or connection.password or connection.conn_type != "aws":
+        if not (connection.login and connection.password):
+            missing = "secret access key" if connection.login else "access key ID"
+            raise ConnectionInvalid(f"connection {name!r} has no {missing}. Enter it.")
+    elif endpoint is None:
+        endpoint = os.environ.get("AWS_ENDPOINT_URL") or None
+    return s3_client(
+        endpoint,
+        connection.login or None,
+        connection.password or None,
+        extra.get("region_name") or None,
+        extra.get("ca_bundle") or (None if extra.get("verify") == "" else extra.get("verify")),
+        settings=s3_settings(extra),
+        session_token=connection.text("aws_session_token") or None,
+    )
+
+
+def _check_who_asks(connection: AirflowConnection) -> None:
+    """Raises ConnectionInvalid where an extra says it in a way that is not read here."""
     name, extra = connection.conn_id, connection.extra
     if role := extra.get("role_arn"):
         raise ConnectionInvalid(
             f"connection {name!r} takes the role {role}, which only Airflow does, by its amazon "
             "provider. Give one with the role's own keys; or run it in Airflow."
         )
-    if not (connection.login and connection.password):
-        missing = "secret access key" if connection.login else "access key ID"
-        raise ConnectionInvalid(f"connection {name!r} has no {missing}. Enter it.")
-    endpoint = connection.host or extra.get("endpoint_url") or None
-    if connection.host and connection.port:
-        endpoint = f"{connection.host}:{connection.port}"
-    return s3_client(
-        endpoint,
-        connection.login,
-        connection.password,
-        extra.get("region_name") or None,
-        extra.get("ca_bundle") or (None if extra.get("verify") == "" else extra.get("verify")),
-        settings=s3_settings(extra),
-    )
+    if connection.conn_type != "aws":
+        return
+    if extra.get("profile_name"):
+        raise ConnectionInvalid(
+            f"connection {name!r}: profile_name is read only by Airflow's amazon provider. Set "
+            "AWS_PROFILE, and take it out of the extra; or run it in Airflow."
+        )
+    if not connection.login and (given := [one for one in _KEYS_IN_EXTRA if extra.get(one)]):
+        raise ConnectionInvalid(
+            f"connection {name!r}: keys in the extra are not read: {', '.join(given)}. Enter keys "
+            "as login and password, with aws_session_token in the extra if they have one."
+        )
 
 
 def s3_answer(client: Any, bucket: str = "") -> str:
