@@ -548,7 +548,7 @@ def is_md5(etag: str) -> bool:
 
 def _below(start: str, found: Iterable[StoredObject]) -> Iterator[StoredObject]:
     for obj in found:
-        yield StoredObject(obj.key[len(start) :], obj.size, obj.etag, obj.modified)
+        yield StoredObject(obj.key[len(start) :], obj.size, obj.etag, obj.modified, obj.archived)
 
 
 def _filled(file: BinaryIO, body: memoryview, seen: Seen) -> memoryview:

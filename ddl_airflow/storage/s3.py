@@ -53,6 +53,8 @@ _PROBE = ".conditions"  # an empty object beside one that is written on conditio
 _heeds: dict[tuple[str, str], frozenset[str]] = {}
 
 
+# Not GLACIER_IR, which is read at once. What moves by itself, INTELLIGENT_TIERING, does not say so.
+_ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
 _LISTED = "ddl-airflow listed"  # in a page: its objects as they came
 _this_thread = threading.local()
 
@@ -218,7 +220,10 @@ class S3Store:
             for entry in page.get("Contents", ()):
                 modified = entry["LastModified"].timestamp()
                 etag = entry["ETag"].strip('"')
-                found.append(StoredObject(entry["Key"][start:], entry["Size"], etag, modified))
+                archived = entry.get("StorageClass") in _ARCHIVES
+                found.append(
+                    StoredObject(entry["Key"][start:], entry["Size"], etag, modified, archived)
+                )
             with self._readable():
                 found += map(partial(_object, start), _cut_out(page))
         return sorted(found, key=attrgetter("key"))
@@ -485,7 +490,8 @@ def _object(start: int, said: Mapping[str, str]) -> StoredObject:
     """What is listed of an object, but for the first characters of its key."""
     modified = datetime.fromisoformat(said["LastModified"]).timestamp()
     size, etag = int(said["Size"]), said["ETag"].strip('"')
-    return StoredObject(said["Key"][start:], size, etag, modified)
+    archived = said.get("StorageClass") in _ARCHIVES
+    return StoredObject(said["Key"][start:], size, etag, modified, archived)
 
 
 def _with_md5(body: bytes) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ddl_airflow.core.errors import (
     AccessDenied,
     ConnectionInvalid,
     NoSpace,
+    ObjectArchived,
     SourceMissing,
     StagingError,
     TransferCorrupt,
@@ -430,6 +431,11 @@ def _meaning_of_answer(answer: dict[str, Any], where: str, needed: int) -> Stagi
         return TransferCorrupt(f"{said}: changed since it was listed, or damaged on the way.")
     if code in _INVALID:
         return ConnectionInvalid(f"{said}. Correct endpoint_url, region_name or bucket.")
+    if code == "InvalidObjectState":
+        return ObjectArchived(
+            f"{said}: it is archived. Restore it there, and keep the bucket's rules from archiving "
+            "what is still read."
+        )
     if code in _DENIED or status in (401, 403):
         return AccessDenied(
             f"{said}. Check access_key_id and secret_access_key, the rights that they have on this "

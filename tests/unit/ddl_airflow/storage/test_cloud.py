@@ -1,16 +1,22 @@
-"""What connections open Azure Blob Storage and Google Cloud Storage with; nobody is contacted."""
+"""What connections open Azure Blob Storage and Google Cloud Storage with, and what answers mean.
+
+No cloud is contacted: tests/integration/test_cloud_stores.py asks their emulators.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from ddl_airflow.core.connections import AirflowConnection
-from ddl_airflow.core.errors import ConnectionInvalid, StagingError
+from ddl_airflow.core.errors import ConnectionInvalid, ObjectArchived, StagingError
 from ddl_airflow.storage.cloud import Small
 from ddl_airflow.storage.connections import open_by_connection
 from ddl_airflow.storage.gcs import GcsStore
@@ -207,3 +213,63 @@ def test_a_pointer_that_somebody_else_has_changed_after_a_lost_answer_is_not_our
     store = Losing()
     assert not store.put_if("pointer", b"one", None)
     assert store.read_bytes("pointer") == b"theirs"
+
+
+@contextmanager
+def answering(answer):
+    """A service that answers each request with what ``answer`` makes of its path: status and body.
+
+    Yields its address.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            status, headers, body = answer(self.path)
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+BLOBS = b"""<?xml version="1.0" encoding="utf-8"?><EnumerationResults><Blobs><Blob><Name>a/f</Name>
+<Properties><Last-Modified>Mon, 06 Jul 2026 10:00:00 GMT</Last-Modified><Etag>0x1</Etag>
+<Content-Length>3</Content-Length><BlobType>BlockBlob</BlobType><AccessTier>TIER</AccessTier>
+</Properties></Blob></Blobs><NextMarker /></EnumerationResults>"""
+XML = {"Content-Type": "application/xml"}
+
+
+@pytest.mark.parametrize("code", ["BlobArchived", "BlobBeingRehydrated"])
+def test_a_blob_in_the_archive_is_listed_as_such_and_named_with_what_to_do(code):
+    tier = b"Archive"
+
+    def answer(path):
+        if "comp=list" in path:
+            return 200, XML, BLOBS.replace(b"TIER", tier)
+        said = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>m</Message></Error>"
+        return 409, {"x-ms-error-code": code, **XML}, said.encode()
+
+    with answering(answer) as address:
+        store = azure(host=f"{address}/acct", login="acct", password=KEY)
+        (obj,) = store.list()
+        assert (obj.key, obj.size, obj.archived) == ("f", 3, True)
+        with pytest.raises(ObjectArchived, match=rf"a/f at .*{code} \(409\): .*archive.*tier"):
+            store.read(obj, lambda chunk: None)
+        with pytest.raises(ObjectArchived):
+            store.read_bytes("f")
+        tier = b"Cold"
+        (obj,) = store.list()
+        assert not obj.archived

@@ -19,12 +19,13 @@ from ddl_airflow.core.errors import (
     AccessDenied,
     ConnectionInvalid,
     NoSpace,
+    ObjectArchived,
     SourceMissing,
     StagingError,
     TransferCorrupt,
 )
 from ddl_airflow.storage.cache import Cache
-from ddl_airflow.storage.publication import publish
+from ddl_airflow.storage.publication import missing_from, publish
 from ddl_airflow.storage.retries import Retries
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client, s3_config, s3_errors
@@ -249,6 +250,49 @@ def test_upload_that_the_service_took_damaged_is_corrupt(client, tmp_path, size)
     S3Store(client, "bucket", "damaged").put(tmp_path / "f", "f", sha256, ignore)
 
 
+def to_archive(client, key, storage_class="GLACIER"):
+    """What a rule of the bucket does with what is old."""
+    client.copy_object(
+        Bucket="bucket", Key=key, CopySource=f"bucket/{key}", StorageClass=storage_class
+    )
+
+
+@pytest.mark.parametrize("storage_class", ["GLACIER", "DEEP_ARCHIVE"])
+def test_a_model_in_an_archive_is_not_whole_until_it_is_restored(client, tmp_path, storage_class):
+    """Size and ETag were compared, which it keeps: what nobody could read went into production."""
+    (tmp_path / "f").write_bytes(b"variables")
+    files = dict.fromkeys(["model/graph", "model/variables"], tmp_path / "f")
+    store = S3Store(client, "bucket", f"archive-{storage_class}")
+    done = publish(files, store)
+    place, key = store.at(done.name), f"archive-{storage_class}/{done.name}/model/variables"
+    to_archive(client, key, "GLACIER_IR")  # which is read at once
+    assert missing_from(place) == []
+    to_archive(client, key, storage_class)
+    assert missing_from(place) == ["model/variables"]
+    again = publish(files, store)
+    assert again.name != done.name and missing_from(store.at(again.name)) == []
+    client.restore_object(Bucket="bucket", Key=key, RestoreRequest={"Days": 1})
+    assert missing_from(place) == []
+    to_archive(client, f"archive-{storage_class}/{done.name}/{SUCCESS}", storage_class)
+    assert missing_from(place) == [SUCCESS]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_data_in_an_archive_is_named_with_what_to_do(client, tmp_path, monkeypatch, direct):
+    """It was a lack of rights, of keys that have them."""
+    if not direct:
+        monkeypatch.setattr(S3Store, "_direct", None)
+    client.put_object(Bucket="bucket", Key=f"cold-{direct}/a", Body=b"1", StorageClass="GLACIER")
+    store = S3Store(client, "bucket", f"cold-{direct}")
+    with pytest.raises(ObjectArchived, match=r"/a at .*archived.*Restore it") as caught:
+        stage(store, Cache(tmp_path / "cache"), tmp_path / "data")
+    assert not caught.value.retryable
+    with pytest.raises(ObjectArchived, match=r"/a at .*archived"):
+        store.read_bytes("a")
+    client.restore_object(Bucket="bucket", Key=f"cold-{direct}/a", RestoreRequest={"Days": 1})
+    assert stage(store, Cache(tmp_path / "cache"), tmp_path / "data").fetched == 1
+
+
 def test_prefix_is_a_folder_and_not_the_start_of_a_name(client):
     for key in ("mnist/a", "mnist2/b", "mnist"):
         client.put_object(Bucket="bucket", Key=key, Body=b"1")
@@ -267,6 +311,7 @@ def test_prefix_is_a_folder_and_not_the_start_of_a_name(client):
         ("SignatureDoesNotMatch", 403, AccessDenied, False),
         ("RequestTimeTooSkewed", 403, AccessDenied, False),
         ("QuotaExceeded", 403, NoSpace, True),
+        ("InvalidObjectState", 403, ObjectArchived, False),
         ("BadDigest", 400, TransferCorrupt, True),
         ("PreconditionFailed", 412, TransferCorrupt, True),
         ("PermanentRedirect", 301, ConnectionInvalid, False),
