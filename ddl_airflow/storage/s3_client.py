@@ -395,6 +395,16 @@ def _meaning(exc: Exception, where: str, needed: int) -> StagingError:
         return StagingError(
             f"{where}: the answer cannot be read: {exc}. See what the store, or a proxy, sends."
         )
+    not_fetched = (
+        aws.CredentialRetrievalError,
+        aws.MetadataRetrievalError,
+        aws.TokenRetrievalError,
+    )
+    if isinstance(exc, not_fetched):
+        return StagingError(
+            f"{where}: {exc}. The machine's credentials could not be fetched: see whether what "
+            "gives them answers, such as its metadata service."
+        )
     if isinstance(exc, (aws.NoCredentialsError, aws.PartialCredentialsError)):
         return ConnectionInvalid(
             f"{where}: {exc}. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and "

@@ -340,6 +340,9 @@ def test_service_errors_are_mapped_with_where_and_cause(code, status, mapped, re
         (aws.ResponseStreamingError(error="reset"), StagingError, True),
         (aws.FlexibleChecksumError(error_msg="crc"), TransferCorrupt, True),
         (aws.NoCredentialsError(), ConnectionInvalid, False),
+        (aws.CredentialRetrievalError(provider="p", error_msg="timed out"), StagingError, True),
+        (aws.MetadataRetrievalError(error_msg="timed out"), StagingError, True),
+        (aws.TokenRetrievalError(provider="p", error_msg="timed out"), StagingError, True),
         (aws.ParamValidationError(report="bucket"), ConnectionInvalid, False),
     ],
 )
