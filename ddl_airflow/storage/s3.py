@@ -204,6 +204,7 @@ class S3Store:
                     _this_thread.takes_out = False
                 if page is None:
                     return
+                self._check_listing(page)
                 # Then boto3 takes this page for the last.
                 if page.get("IsTruncated") and not page.get("NextContinuationToken"):
                     raise StagingError(
@@ -213,6 +214,14 @@ class S3Store:
                         retryable=False,
                     )
                 yield page
+
+    def _check_listing(self, page: Mapping[str, Any]) -> None:
+        """Some proxy's page, in XHTML, is to botocore one that lists nothing."""
+        if "Name" not in page and "IsTruncated" not in page:
+            raise StagingError(
+                f"{self.uri} at {self._said or self.endpoint}: the answer is no listing. See what "
+                "the store, or a proxy, sends."
+            )
 
     def _objects(self, pages: Iterable[dict[str, Any]]) -> builtins.list[StoredObject]:
         start, found = len(self._key("")), []
@@ -446,6 +455,7 @@ class S3Store:
         name = self._key(key)
         with self._errors(key):
             page = self._client.list_objects_v2(Bucket=self.bucket, Prefix=name, MaxKeys=1)
+        self._check_listing(page)
         # Keys come sorted, so the name itself is the first with this prefix.
         return any(entry["Key"] == name for entry in page.get("Contents", ()))
 

@@ -58,6 +58,7 @@ _INVALID = {
 }
 
 
+_MOST_SAID = 200  # characters of an error
 _STYLES = ("path", "virtual", "auto")
 # What may be asked of objects that are stored: names of boto3's parameters, which the amazon
 # provider's ``extra_args`` has, too. Not keys of one's own (SSE-C): reading would need them.
@@ -357,11 +358,13 @@ def s3_errors(uri: str, endpoint: str, needed: int = 0, said: str = "") -> Itera
         said: what stands for the endpoint in messages, where it is not to be shown.
     """
     from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
     from urllib3.exceptions import HTTPError
 
+    known = (BotoCoreError, ClientError, ResponseParserError, HTTPError, ValueError)
     try:
         yield
-    except (BotoCoreError, ClientError, HTTPError, ValueError) as exc:
+    except known as exc:
         meant = _meaning(exc, f"{uri} at {said or endpoint}", needed)
         if not said:
             raise meant from exc
@@ -392,8 +395,9 @@ def _meaning(exc: Exception, where: str, needed: int) -> StagingError:
             f"{where}: {exc}. Check that the service runs and that this host reaches it."
         )
     if isinstance(exc, ResponseParserError):
+        text = str(exc).partition("\n")[0][:_MOST_SAID].rstrip(":.")  # the answer itself follows
         return StagingError(
-            f"{where}: the answer cannot be read: {exc}. See what the store, or a proxy, sends."
+            f"{where}: the answer cannot be read: {text}. See what the store, or a proxy, sends."
         )
     not_fetched = (
         aws.CredentialRetrievalError,

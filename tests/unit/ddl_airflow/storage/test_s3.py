@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from contextlib import contextmanager
 
 import botocore.exceptions as aws
 import pytest
@@ -25,7 +26,7 @@ from ddl_airflow.core.errors import (
     TransferCorrupt,
 )
 from ddl_airflow.storage.cache import Cache
-from ddl_airflow.storage.publication import missing_from, publish
+from ddl_airflow.storage.publication import missing_from, publish, unfinished_in
 from ddl_airflow.storage.retries import Retries
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client, s3_config, s3_errors
@@ -542,6 +543,74 @@ def test_a_listing_that_cannot_be_read_is_named(client, sent, damaged):
             store.list()
     finally:
         client.meta.events.unregister(event, damage)
+
+
+@contextmanager
+def answers(client, operation, body):
+    """A proxy between here and the service, which answers itself, and says success."""
+
+    def answer(response_dict, **_):
+        response_dict["body"], response_dict["status_code"] = body(response_dict["body"]), 200
+
+    event = f"before-parse.s3.{operation}"
+    client.meta.events.register_first(event, answer)
+    try:
+        yield
+    finally:
+        client.meta.events.unregister(event, answer)
+
+
+PAGE = b"<html><head><meta charset=utf-8></head><body>Please log in" + 9999 * b" now" + b"</html>"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [lambda body: body[: len(body) // 3], lambda body: PAGE],
+    ids=["half", "page"],
+)
+@pytest.mark.parametrize(
+    ("operation", "ask"),
+    [
+        ("ListObjectsV2", lambda store, path: store.list()),
+        ("ListObjectsV2", lambda store, path: store.names()),
+        ("ListObjectsV2", lambda store, path: store.exists("a")),
+        ("ListMultipartUploads", lambda store, path: list(store.unfinished())),
+        ("CreateMultipartUpload", lambda store, path: put_large(store, path)),
+        ("CompleteMultipartUpload", lambda store, path: put_large(store, path)),
+    ],
+    ids=["list", "names", "exists", "unfinished", "begin", "end"],
+)
+def test_an_answer_that_is_no_xml_is_the_stores_error(
+    client, tmp_path, monkeypatch, operation, ask, body
+):
+    """It passed every handler of the store's errors."""
+    monkeypatch.setattr("ddl_airflow.storage.retries._FIRST_WAIT_S", 0.0)
+    store = S3Store(client, "bucket", "no-xml")
+    store.put_bytes("a", b"1")
+    with answers(client, operation, body):
+        with pytest.raises(StagingError, match="^s3://bucket/no-xml.*cannot be read: ") as caught:
+            ask(store, tmp_path / "large")
+        assert caught.value.retryable and len(str(caught.value)) < 500
+        if operation == "ListMultipartUploads":
+            assert unfinished_in(store) == []
+
+
+def put_large(store, path):
+    path.write_bytes(content := bytes(PIECE))
+    store.put(path, "large", hashlib.sha256(content).hexdigest(), ignore)
+
+
+@pytest.mark.parametrize("ask", [S3Store.list, S3Store.names, lambda store: store.exists("a")])
+def test_a_page_that_is_no_listing_is_not_an_empty_one(client, ask):
+    """As proxies write them in XHTML: a dataset was gone, for good."""
+    store = S3Store(client, "bucket", "no-listing")
+    store.put_bytes("a", b"1")
+    with answers(client, "ListObjectsV2", lambda body: b"<html><body>Log in</body></html>"):
+        with pytest.raises(
+            StagingError, match="no-listing.* at .*: the answer is no listing"
+        ) as caught:
+            ask(store)
+        assert caught.value.retryable
 
 
 def test_a_listing_that_is_cut_off_is_not_taken_for_whole(client):
