@@ -340,6 +340,11 @@ def _meaning(error: Exception, where: str, needed: int) -> StagingError:
     if not isinstance(error, HttpResponseError) or not status:
         text = str(error).partition("\n")[0].rstrip(".")
         if isinstance(error, ClientAuthenticationError):
+            if _unanswered(error):
+                return StagingError(
+                    f"{where}: {text}. The credentials could not be fetched: see whether this host "
+                    "has an identity and reaches its identity service."
+                )
             return AccessDenied(f"{where}: {text}. Check the connection's identity and secret.")
         return StagingError(
             f"{where}: {text}. Check that the service runs and that this host reaches it."
@@ -358,3 +363,17 @@ def _meaning(error: Exception, where: str, needed: int) -> StagingError:
     if code == "InvalidBlockList":  # of an upload that somebody else has ended
         return StagingError(f"{said}: its blocks are not there any more")
     return meaning_of_status(status, said, _RIGHTS, needed)
+
+
+def _unanswered(error: BaseException) -> bool:
+    """Whether an identity service did not answer, and so has not refused."""
+    from azure.core.exceptions import ServiceRequestError, ServiceResponseError
+
+    cause: BaseException | None = error
+    while cause is not None:
+        # Of several that it asks, the library tells what each said, and not the errors.
+        silent = "no response from the IMDS endpoint" in str(cause)
+        if silent or isinstance(cause, (ServiceRequestError, ServiceResponseError)):
+            return True
+        cause = cause.__cause__
+    return False
