@@ -16,8 +16,14 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from ddl_airflow.core.errors import ConnectionInvalid
 
 _DEFAULT_TYPE = "ddlstore"
-# Of the types ssh, kubernetes and wasb.
-_SECRET_EXTRAS = ("private_key", "private_key_passphrase", "connection_string", "sas_token")
+# Of the types ssh, kubernetes, wasb and aws.
+_SECRET_EXTRAS = (
+    "private_key",
+    "private_key_passphrase",
+    "connection_string",
+    "sas_token",
+    "aws_session_token",
+)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@
     │   └── ManifestInvalid      YAML, but not a manifest
     ├── StagingError             objects in or out
     │   ├── SourceMissing        no such bucket, key or folder          permanent
+    │   ├── ObjectArchived       only restoring it makes it readable    permanent
     │   ├── AccessDenied         wrong keys, or keys without the right  permanent
     │   ├── ConnectionInvalid    endpoint or credentials not usable     permanent
     │   ├── TransferCorrupt      bytes that arrived are not those listed
@@ -108,6 +109,12 @@ class StagingError(DdlError):
 
 class SourceMissing(StagingError):
     """No such bucket, key or folder."""
+
+    retryable = False
+
+
+class ObjectArchived(StagingError):
+    """The object is in an archive, out of which somebody must restore it before it can be read."""
 
     retryable = False
 

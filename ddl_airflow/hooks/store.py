@@ -49,10 +49,9 @@ class ObjectStoreHook(BaseHook):
         from ddl_airflow.storage.s3_client import client_by_connection  # no parse needs it
 
         connection = self.get_connection(self.conn_id)
-        for secret in (connection.login, connection.password):
-            if secret:
-                mask_secret(secret)
-        return client_by_connection(_plain(self.conn_id, connection))
+        if connection.login:
+            mask_secret(connection.login)
+        return client_by_connection(masked(self.conn_id, connection))
 
     def test_connection(self) -> tuple[bool, str]:
         """Whether the store answers and takes the keys, and what it says."""

@@ -225,8 +225,8 @@ def rollback(
         one = wanted[0]
         if not _whole(store, one):
             raise NoSuchModel(
-                f"{store.uri}/{one['publication']} is no longer there, or not as it was published. "
-                "Choose another with --to."
+                f"{store.uri}/{one['publication']} is no longer there, not as it was published, or "
+                "archived. Choose another with --to."
             )
         if one in known:
             facts = {field: one[field] for field in ("metrics", "measurements", "made_of", "due")}
@@ -279,8 +279,11 @@ def promote(
         )
     if "/" not in publication and (there := publications(store.at(publication))):
         publication = f"{publication}/{next(iter(there))}"
-    if missing_from(store.at(publication)):
-        raise NoSuchModel(f"{store.uri}/{publication} is not there, or not as it was published.")
+    if gone := missing_from(store.at(publication)):
+        raise NoSuchModel(
+            f"{store.uri}/{publication} is not there, or not as it was published: {gone[0]} is "
+            "missing, changed or archived."
+        )
     record = json.loads(store.at(publication).read_bytes(LINEAGE))
     if record["run"]["dag_id"] != dag_id:
         raise NoSuchModel(

@@ -239,7 +239,8 @@ class StageData(StepTry[StageDataStep]):
         if newest is not None and is_no_news(made_of, newest["made_of"], defaults, earlier):
             if gone := missing_from(results.at(newest["publication"])):
                 self.log.warning(
-                    "%s/%s is not as it was published, %s is missing or changed: training again",
+                    "%s/%s is not as it was published, %s is missing, changed or archived: "
+                    "training again",
                     *(results.uri, newest["publication"], gone[0]),
                 )
                 return

@@ -27,14 +27,72 @@ from ddl_airflow.core.errors import StagingError
 from ddl_airflow.storage.store import CHUNK, check_keys
 
 _MOST_OF_HEADERS = 16 * CHUNK  # bytes between two files, and after the last
+_MOST_MEMORY = 256 * CHUNK  # bytes, to unpack LZMA, which may ask for 4 GiB; `xz -9` for 65 MiB
+
+
+class _Xz(io.RawIOBase):
+    """What an xz file holds, from its start to its end, in ``_MOST_MEMORY``.
+
+    ``lzma.open`` has no limit, and what it cannot read after one stream is the end to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        self._stream = self._new()
+        self._at = 0
+
+    @staticmethod
+    def _new() -> lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(memlimit=_MOST_MEMORY)
+
+    def readinto(self, into: Any, /) -> int:
+        chunk, size = b"", len(memoryview(into).cast("B"))
+        while not chunk:
+            block = b""
+            if self._stream.eof:  # another one may follow, after zeros
+                block = self._stream.unused_data.lstrip(b"\0")
+                while not block and (more := self._file.read(CHUNK)):
+                    block = more.lstrip(b"\0")
+                if not block:
+                    return 0
+                self._stream = self._new()
+            elif self._stream.needs_input and not (block := self._file.read(CHUNK)):
+                raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+            chunk = self._stream.decompress(block, size)
+        into[: len(chunk)] = chunk
+        self._at += len(chunk)
+        return len(chunk)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Reads on to there: nobody goes back."""
+        if whence != io.SEEK_SET or offset < self._at:
+            raise io.UnsupportedOperation("seek")
+        while self._at < offset and self.read(min(CHUNK, offset - self._at)):
+            pass
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 _TAR: dict[str, Callable[[Path], Any]] = {
     ".tar": partial(open, mode="rb"),
     ".tar.gz": gzip.open,
     ".tgz": gzip.open,
     ".tar.bz2": bz2.open,
     ".tbz2": bz2.open,
-    ".tar.xz": lzma.open,
-    ".txz": lzma.open,
+    ".tar.xz": lambda path: io.BufferedReader(_Xz(path)),
+    ".txz": lambda path: io.BufferedReader(_Xz(path)),
 }
 _ZIP = (".zip",)
 _ZIP_END, _ZIP_END_BYTES = b"PK\5\6", 22  # without its comment
@@ -142,8 +200,29 @@ def _of_zip(path: Path, where: str) -> Iterator[Member]:
             if one.flag_bits & 1:
                 raise _refused(where, one.filename, "is encrypted")
             name = _checked(one.filename, where)
+            if one.compress_type == zipfile.ZIP_LZMA:
+                _check_memory(path, where, one)
             with archive.open(one) as content:
                 yield Member(name, one.file_size, _chunks(content, name, one.file_size, where))
+
+
+def _check_memory(path: Path, where: str, one: zipfile.ZipInfo) -> None:
+    """Python has no limit here. Source: APPNOTE.TXT 4.3.7, Local file header, and 5.8.8, LZMA."""
+    with path.open("rb") as file:
+        file.seek(one.header_offset)
+        header = file.read(30)
+        name, more = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
+        file.seek(name + more, os.SEEK_CUR)
+        dictionary = int.from_bytes(file.read(9)[5:], "little")
+    if dictionary > _MOST_MEMORY:
+        raise _too_much_memory(where)
+
+
+def _too_much_memory(where: str) -> ArchiveRefused:
+    return ArchiveRefused(
+        f"{where}: cannot be unpacked: it needs more than {_MOST_MEMORY // CHUNK} MiB of memory. "
+        "Pack it anew with a smaller dictionary; `xz -9` has one of 64 MiB."
+    )
 
 
 def _check_ends(path: Path, where: str, archive: zipfile.ZipFile) -> None:
@@ -212,6 +291,8 @@ def _readable(where: str, name: str = "") -> Iterator[None]:
         *(tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, gzip.BadGzipFile),
         *(EOFError, NotImplementedError, RecursionError, UnicodeError, OverflowError, ValueError),
     ) as error:
+        if isinstance(error, lzma.LZMAError) and "Memory usage limit" in str(error):
+            raise _too_much_memory(where) from error
         of = f"{name[:200]!r}: " if name else ""
         raise ArchiveRefused(
             f"{where}: cannot be unpacked: {of}{error or type(error).__name__}. It is no archive "

@@ -13,6 +13,7 @@ from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import (
     AccessDenied,
     ConnectionInvalid,
+    ObjectArchived,
     StagingError,
     TransferCorrupt,
 )
@@ -50,6 +51,7 @@ _TRIES: dict[str, Any] = {
     "increment_base": 2,
     "random_jitter_range": 1,
 }
+_ARCHIVED = ("BlobArchived", "BlobBeingRehydrated")
 # Answers to a condition that does not hold.
 _OTHERWISE = ("BlobAlreadyExists", "ConditionNotMet", "BlobNotFound")
 
@@ -101,9 +103,8 @@ class AzureStore(CloudStore):
         ):
             # A folder, where the account has a hierarchical namespace.
             if (blob.metadata or {}).get("hdi_isfolder") != "true":
-                yield StoredObject(
-                    blob.name, blob.size, _etag(blob), blob.last_modified.timestamp()
-                )
+                modified, archived = blob.last_modified.timestamp(), blob.blob_tier == "Archive"
+                yield StoredObject(blob.name, blob.size, _etag(blob), modified, archived)
 
     def _named(self, start: str) -> Iterable[str]:
         container = self._client.get_container_client(self.bucket)
@@ -339,6 +340,11 @@ def _meaning(error: Exception, where: str, needed: int) -> StagingError:
     if not isinstance(error, HttpResponseError) or not status:
         text = str(error).partition("\n")[0].rstrip(".")
         if isinstance(error, ClientAuthenticationError):
+            if _unanswered(error):
+                return StagingError(
+                    f"{where}: {text}. The credentials could not be fetched: see whether this host "
+                    "has an identity and reaches its identity service."
+                )
             return AccessDenied(f"{where}: {text}. Check the connection's identity and secret.")
         return StagingError(
             f"{where}: {text}. Check that the service runs and that this host reaches it."
@@ -349,6 +355,25 @@ def _meaning(error: Exception, where: str, needed: int) -> StagingError:
     if "MD5" in error.message and "match" in error.message:
         text = error.message.partition("\n")[0].rstrip(".")
         return TransferCorrupt(f"{said}: {text}: damaged on the way. Transfer it again.")
+    if code in _ARCHIVED:
+        return ObjectArchived(
+            f"{said}: it is archived. Set its tier to Hot, Cool or Cold and wait, for hours maybe, "
+            "until it is there; and keep the account's rules from archiving what is still read."
+        )
     if code == "InvalidBlockList":  # of an upload that somebody else has ended
         return StagingError(f"{said}: its blocks are not there any more")
     return meaning_of_status(status, said, _RIGHTS, needed)
+
+
+def _unanswered(error: BaseException) -> bool:
+    """Whether an identity service did not answer, and so has not refused."""
+    from azure.core.exceptions import ServiceRequestError, ServiceResponseError
+
+    cause: BaseException | None = error
+    while cause is not None:
+        # Of several that it asks, the library tells what each said, and not the errors.
+        silent = "no response from the IMDS endpoint" in str(cause)
+        if silent or isinstance(cause, (ServiceRequestError, ServiceResponseError)):
+            return True
+        cause = cause.__cause__
+    return False

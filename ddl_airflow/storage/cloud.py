@@ -43,6 +43,7 @@ from ddl_airflow.storage.store import (
 )
 
 TIMEOUT = (10.0, 30.0)  # seconds, to connect; and without a byte
+_MOST_SAID = 200  # characters of an error
 _LEAST_COPY = 64 * 1024  # bytes; what is smaller is sent as fast
 
 
@@ -161,8 +162,20 @@ class CloudStore(ABC):
     def list(self) -> list[StoredObject]:
         """All objects under the prefix, sorted by key."""
         start = self._name("")
-        with self._errors():
+        with self._listing():
             return sorted(_below(start, self._listed(start)))
+
+    @contextmanager
+    def _listing(self, key: str = "") -> Iterator[None]:
+        """Makes an error of an answer that is no listing: the libraries stumble over a proxy's."""
+        try:
+            with self._errors(key):
+                yield
+        except (AttributeError, TypeError, ValueError) as error:
+            raise StagingError(
+                f"{self._where(key)}: the answer is no listing: {type(error).__name__}: "
+                f"{str(error)[:_MOST_SAID].rstrip('.')}. See what the store, or a proxy, sends."
+            ) from error
 
     def list_unless(self, digest: str) -> tuple[str, builtins.list[StoredObject] | None]:
         """All objects: the library has read the whole listing before anybody could compare it."""
@@ -171,7 +184,7 @@ class CloudStore(ABC):
     def names(self) -> builtins.list[str]:
         """What keys begin with, as the store puts them together."""
         start = self._name("")
-        with self._errors():
+        with self._listing():
             found = {name[len(start) :].partition("/")[0] for name in self._named(start)}
         return sorted(found)
 
@@ -324,7 +337,7 @@ class CloudStore(ABC):
             return None
 
     def _bucket_is_there(self) -> bool:
-        with suppress(SourceMissing), self._errors():
+        with suppress(SourceMissing), self._listing():
             next(iter(self._listed(self._name(""))), None)
             return True
         return False
@@ -347,7 +360,7 @@ class CloudStore(ABC):
 
     def exists(self, key: str) -> bool:
         """Whether there is such an object. By listing: only that tells of a missing bucket."""
-        with self._errors(key):
+        with self._listing(key):
             found = next(iter(self._listed(self._name(key))), None)
         # Names come sorted, so the name itself is the first that begins so.
         return found is not None and found.key == self._name(key)
@@ -548,7 +561,7 @@ def is_md5(etag: str) -> bool:
 
 def _below(start: str, found: Iterable[StoredObject]) -> Iterator[StoredObject]:
     for obj in found:
-        yield StoredObject(obj.key[len(start) :], obj.size, obj.etag, obj.modified)
+        yield StoredObject(obj.key[len(start) :], obj.size, obj.etag, obj.modified, obj.archived)
 
 
 def _filled(file: BinaryIO, body: memoryview, seen: Seen) -> memoryview:

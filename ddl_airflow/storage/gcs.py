@@ -349,6 +349,11 @@ def _meaning(error: Exception, where: str, needed: int) -> StagingError:
 
     if isinstance(error, RetryError) and isinstance(error.cause, Exception):
         return _meaning(error.cause, where, needed)
+    if isinstance(error, GoogleAuthError) and isinstance(error.__cause__, TransportError):
+        return StagingError(
+            f"{where}: {error}. The credentials could not be fetched: see whether this host "
+            "reaches its metadata service, or what else gives them."
+        )
     if isinstance(error, GoogleAuthError) and not isinstance(error, TransportError):
         return AccessDenied(
             f"{where}: {error} Check the connection's key, and this host's clock.",

@@ -17,6 +17,7 @@ from typing import Any
 
 from ddl_airflow.core.errors import (
     AccessDenied,
+    ObjectArchived,
     SourceMissing,
     StagingError,
     TransferCorrupt,
@@ -168,7 +169,7 @@ class _Earlier:
         found: list[tuple[str, Left]] = []
         for obj in sorted(listed, key=lambda obj: obj.modified, reverse=True):
             key = _key_in_publication(obj.key)
-            if key in digests and obj.size == digests[key][1]:
+            if key in digests and obj.size == digests[key][1] and not obj.archived:
                 found.append((key, Left(target, obj)))
         for one in unfinished_in(target):
             if key := _key_in_publication(one.key):
@@ -287,12 +288,15 @@ def published_at(marker: Mapping[str, Any], modified: float) -> float:
 
 
 def missing_from(publication: ObjectStore) -> list[str]:
-    """Keys that a publication says it has, and has not, or not as they were put; the marker too.
+    """Keys of a publication that are not there, to be read as they were put; the marker too.
 
     Sizes and ETags are compared. What has another ETag alone is read, for so is each file of
-    results that were moved or restored.
+    results that were moved or restored. So is what is in an archive, which is as good as missing
+    until somebody restores it.
     """
-    marker = _read_marker(publication)
+    marker: Mapping[str, Any] = {}
+    with suppress(ObjectArchived):
+        marker = _read_marker(publication)
     if not marker:
         return [SUCCESS]
     listed = {obj.key: obj for obj in publication.list()}
@@ -301,8 +305,9 @@ def missing_from(publication: ObjectStore) -> list[str]:
         found = listed.get(entry["key"])
         if found is None or found.size != entry["size"]:
             return False
-        with suppress(SourceMissing, TransferCorrupt):  # removed or changed meanwhile
-            if found.etag == entry["etag"]:
+        # Removed or changed meanwhile, or not restored.
+        with suppress(SourceMissing, TransferCorrupt, ObjectArchived):
+            if found.etag == entry["etag"] and not found.archived:
                 return True
             return object_sha256(publication, found) == str(entry["sha256"])
         return False

@@ -53,6 +53,8 @@ _PROBE = ".conditions"  # an empty object beside one that is written on conditio
 _heeds: dict[tuple[str, str], frozenset[str]] = {}
 
 
+# Not GLACIER_IR, which is read at once. What moves by itself, INTELLIGENT_TIERING, does not say so.
+_ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
 _LISTED = "ddl-airflow listed"  # in a page: its objects as they came
 _this_thread = threading.local()
 
@@ -133,10 +135,7 @@ class S3Store:
 
     @classmethod
     def access_by(cls, connection: AirflowConnection) -> Access:
-        """By endpoint and keys; one of Amazon's without keys is what every AWS tool finds."""
-        role = connection.extra.get("role_arn")
-        if connection.conn_type == "aws" and not (connection.login or role):
-            return Access(cls.client_of_environment())
+        """By endpoint and keys; without keys, one of Amazon's has those of every AWS tool."""
         return Access(client_by_connection(connection), connection.login)
 
     def at(self, prefix: str) -> S3Store:
@@ -205,6 +204,7 @@ class S3Store:
                     _this_thread.takes_out = False
                 if page is None:
                     return
+                self._check_listing(page)
                 # Then boto3 takes this page for the last.
                 if page.get("IsTruncated") and not page.get("NextContinuationToken"):
                     raise StagingError(
@@ -215,13 +215,24 @@ class S3Store:
                     )
                 yield page
 
+    def _check_listing(self, page: Mapping[str, Any]) -> None:
+        """Some proxy's page, in XHTML, is to botocore one that lists nothing."""
+        if "Name" not in page and "IsTruncated" not in page:
+            raise StagingError(
+                f"{self.uri} at {self._said or self.endpoint}: the answer is no listing. See what "
+                "the store, or a proxy, sends."
+            )
+
     def _objects(self, pages: Iterable[dict[str, Any]]) -> builtins.list[StoredObject]:
         start, found = len(self._key("")), []
         for page in pages:
             for entry in page.get("Contents", ()):
                 modified = entry["LastModified"].timestamp()
                 etag = entry["ETag"].strip('"')
-                found.append(StoredObject(entry["Key"][start:], entry["Size"], etag, modified))
+                archived = entry.get("StorageClass") in _ARCHIVES
+                found.append(
+                    StoredObject(entry["Key"][start:], entry["Size"], etag, modified, archived)
+                )
             with self._readable():
                 found += map(partial(_object, start), _cut_out(page))
         return sorted(found, key=attrgetter("key"))
@@ -444,6 +455,7 @@ class S3Store:
         name = self._key(key)
         with self._errors(key):
             page = self._client.list_objects_v2(Bucket=self.bucket, Prefix=name, MaxKeys=1)
+        self._check_listing(page)
         # Keys come sorted, so the name itself is the first with this prefix.
         return any(entry["Key"] == name for entry in page.get("Contents", ()))
 
@@ -488,7 +500,8 @@ def _object(start: int, said: Mapping[str, str]) -> StoredObject:
     """What is listed of an object, but for the first characters of its key."""
     modified = datetime.fromisoformat(said["LastModified"]).timestamp()
     size, etag = int(said["Size"]), said["ETag"].strip('"')
-    return StoredObject(said["Key"][start:], size, etag, modified)
+    archived = said.get("StorageClass") in _ARCHIVES
+    return StoredObject(said["Key"][start:], size, etag, modified, archived)
 
 
 def _with_md5(body: bytes) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from ddl_airflow.core.errors import (
     AccessDenied,
     ConnectionInvalid,
     NoSpace,
+    ObjectArchived,
     SourceMissing,
     StagingError,
     TransferCorrupt,
@@ -56,6 +58,7 @@ _INVALID = {
 }
 
 
+_MOST_SAID = 200  # characters of an error
 _STYLES = ("path", "virtual", "auto")
 # What may be asked of objects that are stored: names of boto3's parameters, which the amazon
 # provider's ``extra_args`` has, too. Not keys of one's own (SSE-C): reading would need them.
@@ -72,6 +75,13 @@ PUT_ARGUMENTS = (
     "ServerSideEncryption",
     "StorageClass",
     "Tagging",
+)
+# Where the amazon provider finds keys besides login and password; and a token, that needs both.
+_KEYS_IN_EXTRA = (
+    "aws_access_key_id",
+    "aws_secret_access_key",
+    "session_kwargs",
+    "aws_session_token",
 )
 _PUTS = ("PutObject", "CreateMultipartUpload", "CopyObject")
 
@@ -106,9 +116,7 @@ def s3_settings(extra: Mapping[str, Any]) -> S3Settings:
     Raises:
         ConnectionInvalid: one of them is not what it may be.
     """
-    service = extra.get("service_config") or {}
-    of_s3 = service.get("s3") if isinstance(service, Mapping) else None
-    said = {**extra, **(of_s3 if isinstance(of_s3, Mapping) else {})}
+    said = _of_s3(extra)
     style = said.get("addressing_style") or ""
     if style and style not in _STYLES:
         raise ConnectionInvalid(
@@ -135,6 +143,13 @@ def s3_settings(extra: Mapping[str, Any]) -> S3Settings:
             '{"s3": {"addressing_style": "virtual"}}.'
         )
     return S3Settings(str(style), dict(put), pays in (True, "true"), dict(config))
+
+
+def _of_s3(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """An extra, in which what is said of S3 alone goes before what is said of all services."""
+    service = extra.get("service_config") or {}
+    of_s3 = service.get("s3") if isinstance(service, Mapping) else None
+    return {**extra, **(of_s3 if isinstance(of_s3, Mapping) else {})}
 
 
 def with_settings(client: Any, settings: S3Settings) -> Any:
@@ -218,6 +233,7 @@ def s3_client(
     ca_bundle: str | bool | None = None,
     said: str = "",
     settings: S3Settings = S3Settings(),
+    session_token: str | None = None,
 ) -> Any:
     """A boto3 S3 client; contacts nobody. Keys left None are searched as boto3 documents.
 
@@ -225,6 +241,7 @@ def s3_client(
         ca_bundle: file with the certificates to trust; None for the usual ones, False for any.
         said: what stands for the endpoint in messages, if it is not to be shown.
         settings: what else the connection says.
+        session_token: of keys that hold for a while.
 
     Raises:
         ConnectionInvalid: the endpoint is no http(s) URL, or the settings are none.
@@ -241,6 +258,7 @@ def s3_client(
             endpoint_url=endpoint_url,
             aws_access_key_id=access_key_id,
             aws_secret_access_key=secret_access_key,
+            aws_session_token=session_token,
             region_name=region_name,
             verify=ca_bundle,
             config=config,
@@ -249,35 +267,58 @@ def s3_client(
 
 
 def client_by_connection(connection: AirflowConnection) -> Any:
-    """A boto3 S3 client by a connection of type ``ddlstore``, or ``aws`` with keys.
+    """A boto3 S3 client by a connection of type ``ddlstore`` or ``aws``.
 
-    Contacts nobody. The extra may have region_name, ca_bundle or verify, what ``s3_settings`` reads
-    and, of type ``aws``, endpoint_url.
+    Contacts nobody. The extra may have region_name, ca_bundle or verify, aws_session_token, what
+    ``s3_settings`` reads and, of type ``aws``, endpoint_url. One of type ``aws`` without keys has
+    those that every AWS tool finds, and without an endpoint theirs.
 
     Raises:
-        ConnectionInvalid: a key is missing, the endpoint is none, a role is to be taken, or the
-            extra says what it may not.
+        ConnectionInvalid: a key is missing, the endpoint is none, keys are to be found in a way
+            that only Airflow has, or the extra says what it may not.
     """
+    name, extra = connection.conn_id, connection.extra
+    _check_who_asks(connection)
+    endpoint = connection.host or _of_s3(extra).get("endpoint_url") or None
+    if connection.host and connection.port:
+        endpoint = f"{connection.host}:{connection.port}"
+    if connection.login or connection.password or connection.conn_type != "aws":
+        if not (connection.login and connection.password):
+            missing = "secret access key" if connection.login else "access key ID"
+            raise ConnectionInvalid(f"connection {name!r} has no {missing}. Enter it.")
+    elif endpoint is None:
+        endpoint = os.environ.get("AWS_ENDPOINT_URL") or None
+    return s3_client(
+        endpoint,
+        connection.login or None,
+        connection.password or None,
+        extra.get("region_name") or None,
+        extra.get("ca_bundle") or (None if extra.get("verify") == "" else extra.get("verify")),
+        settings=s3_settings(extra),
+        session_token=connection.text("aws_session_token") or None,
+    )
+
+
+def _check_who_asks(connection: AirflowConnection) -> None:
+    """Raises ConnectionInvalid where an extra says it in a way that is not read here."""
     name, extra = connection.conn_id, connection.extra
     if role := extra.get("role_arn"):
         raise ConnectionInvalid(
             f"connection {name!r} takes the role {role}, which only Airflow does, by its amazon "
             "provider. Give one with the role's own keys; or run it in Airflow."
         )
-    if not (connection.login and connection.password):
-        missing = "secret access key" if connection.login else "access key ID"
-        raise ConnectionInvalid(f"connection {name!r} has no {missing}. Enter it.")
-    endpoint = connection.host or extra.get("endpoint_url") or None
-    if connection.host and connection.port:
-        endpoint = f"{connection.host}:{connection.port}"
-    return s3_client(
-        endpoint,
-        connection.login,
-        connection.password,
-        extra.get("region_name") or None,
-        extra.get("ca_bundle") or (None if extra.get("verify") == "" else extra.get("verify")),
-        settings=s3_settings(extra),
-    )
+    if connection.conn_type != "aws":
+        return
+    if extra.get("profile_name"):
+        raise ConnectionInvalid(
+            f"connection {name!r}: profile_name is read only by Airflow's amazon provider. Set "
+            "AWS_PROFILE, and take it out of the extra; or run it in Airflow."
+        )
+    if not connection.login and (given := [one for one in _KEYS_IN_EXTRA if extra.get(one)]):
+        raise ConnectionInvalid(
+            f"connection {name!r}: keys in the extra are not read: {', '.join(given)}. Enter keys "
+            "as login and password, with aws_session_token in the extra if they have one."
+        )
 
 
 def s3_answer(client: Any, bucket: str = "") -> str:
@@ -317,11 +358,13 @@ def s3_errors(uri: str, endpoint: str, needed: int = 0, said: str = "") -> Itera
         said: what stands for the endpoint in messages, where it is not to be shown.
     """
     from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
     from urllib3.exceptions import HTTPError
 
+    known = (BotoCoreError, ClientError, ResponseParserError, HTTPError, ValueError)
     try:
         yield
-    except (BotoCoreError, ClientError, HTTPError, ValueError) as exc:
+    except known as exc:
         meant = _meaning(exc, f"{uri} at {said or endpoint}", needed)
         if not said:
             raise meant from exc
@@ -352,8 +395,19 @@ def _meaning(exc: Exception, where: str, needed: int) -> StagingError:
             f"{where}: {exc}. Check that the service runs and that this host reaches it."
         )
     if isinstance(exc, ResponseParserError):
+        text = str(exc).partition("\n")[0][:_MOST_SAID].rstrip(":.")  # the answer itself follows
         return StagingError(
-            f"{where}: the answer cannot be read: {exc}. See what the store, or a proxy, sends."
+            f"{where}: the answer cannot be read: {text}. See what the store, or a proxy, sends."
+        )
+    not_fetched = (
+        aws.CredentialRetrievalError,
+        aws.MetadataRetrievalError,
+        aws.TokenRetrievalError,
+    )
+    if isinstance(exc, not_fetched):
+        return StagingError(
+            f"{where}: {exc}. The machine's credentials could not be fetched: see whether what "
+            "gives them answers, such as its metadata service."
         )
     if isinstance(exc, (aws.NoCredentialsError, aws.PartialCredentialsError)):
         return ConnectionInvalid(
@@ -391,6 +445,11 @@ def _meaning_of_answer(answer: dict[str, Any], where: str, needed: int) -> Stagi
         return TransferCorrupt(f"{said}: changed since it was listed, or damaged on the way.")
     if code in _INVALID:
         return ConnectionInvalid(f"{said}. Correct endpoint_url, region_name or bucket.")
+    if code == "InvalidObjectState":
+        return ObjectArchived(
+            f"{said}: it is archived. Restore it there, and keep the bucket's rules from archiving "
+            "what is still read."
+        )
     if code in _DENIED or status in (401, 403):
         return AccessDenied(
             f"{said}. Check access_key_id and secret_access_key, the rights that they have on this "

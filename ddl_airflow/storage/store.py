@@ -33,12 +33,14 @@ class StoredObject:
         size: bytes.
         etag: changes when the content does, without quotes. S3: the ETag. Folder: time and size.
         modified: seconds since 1970; no part of the identity.
+        archived: whether it can be read only if somebody has restored it, which no listing says.
     """
 
     key: str
     size: int
     etag: str = ""
     modified: float = field(default=0.0, compare=False)
+    archived: bool = field(default=False, compare=False)
 
 
 class Fetched(NamedTuple):

@@ -12,6 +12,7 @@ RETRYABLE = {
     "ManifestInvalid": False,
     "StagingError": True,
     "SourceMissing": False,
+    "ObjectArchived": False,
     "AccessDenied": False,
     "ConnectionInvalid": False,
     "TransferCorrupt": True,

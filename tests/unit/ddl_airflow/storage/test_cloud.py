@@ -1,16 +1,31 @@
-"""What connections open Azure Blob Storage and Google Cloud Storage with; nobody is contacted."""
+"""What connections open Azure Blob Storage and Google Cloud Storage with, and what answers mean.
+
+No cloud is contacted: tests/integration/test_cloud_stores.py asks their emulators.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from azure.core.exceptions import ClientAuthenticationError, ServiceRequestError
+from azure.identity import CredentialUnavailableError
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from google.auth.compute_engine import Credentials
+from google.auth.exceptions import RefreshError, TransportError
 
 from ddl_airflow.core.connections import AirflowConnection
-from ddl_airflow.core.errors import ConnectionInvalid, StagingError
+from ddl_airflow.core.errors import (
+    AccessDenied,
+    ConnectionInvalid,
+    ObjectArchived,
+    StagingError,
+)
 from ddl_airflow.storage.cloud import Small
 from ddl_airflow.storage.connections import open_by_connection
 from ddl_airflow.storage.gcs import GcsStore
@@ -207,3 +222,142 @@ def test_a_pointer_that_somebody_else_has_changed_after_a_lost_answer_is_not_our
     store = Losing()
     assert not store.put_if("pointer", b"one", None)
     assert store.read_bytes("pointer") == b"theirs"
+
+
+@contextmanager
+def answering(answer):
+    """A service that answers each request with what ``answer`` makes of its path: status and body.
+
+    Yields its address.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            status, headers, body = answer(self.path)
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+BLOBS = b"""<?xml version="1.0" encoding="utf-8"?><EnumerationResults><Blobs><Blob><Name>a/f</Name>
+<Properties><Last-Modified>Mon, 06 Jul 2026 10:00:00 GMT</Last-Modified><Etag>0x1</Etag>
+<Content-Length>3</Content-Length><BlobType>BlockBlob</BlobType><AccessTier>TIER</AccessTier>
+</Properties></Blob></Blobs><NextMarker /></EnumerationResults>"""
+XML = {"Content-Type": "application/xml"}
+
+
+@pytest.mark.parametrize("code", ["BlobArchived", "BlobBeingRehydrated"])
+def test_a_blob_in_the_archive_is_listed_as_such_and_named_with_what_to_do(code):
+    tier = b"Archive"
+
+    def answer(path):
+        if "comp=list" in path:
+            return 200, XML, BLOBS.replace(b"TIER", tier)
+        said = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>m</Message></Error>"
+        return 409, {"x-ms-error-code": code, **XML}, said.encode()
+
+    with answering(answer) as address:
+        store = azure(host=f"{address}/acct", login="acct", password=KEY)
+        (obj,) = store.list()
+        assert (obj.key, obj.size, obj.archived) == ("f", 3, True)
+        with pytest.raises(ObjectArchived, match=rf"a/f at .*{code} \(409\): .*archive.*tier"):
+            store.read(obj, lambda chunk: None)
+        with pytest.raises(ObjectArchived):
+            store.read_bytes("f")
+        tier = b"Cold"
+        (obj,) = store.list()
+        assert not obj.archived
+
+
+HTML = b"<html><meta charset=utf-8><body>Please log in</body></html>"
+XHTML = b"<html><body>Please log in</body></html>"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [lambda store: store.list(), lambda store: store.names(), lambda store: store.exists("f")],
+    ids=["list", "names", "exists"],
+)
+@pytest.mark.parametrize(
+    ("cloud", "kind", "page"),
+    [
+        *(("azure", "text/html", page) for page in (HTML, XHTML, b"")),
+        *(("azure", "application/xml", page) for page in (HTML, XHTML, b"", BLOBS[:200])),
+        ("azure", "application/xml", BLOBS.replace(b">3<", b">three<")),
+        *(("google", "text/html", page) for page in (HTML, b"")),
+        *(("google", "application/json", page) for page in (b"[]", b'{"items": [{"na')),
+    ],
+)
+def test_an_answer_that_is_no_listing_is_the_stores_error(cloud, kind, page, ask):
+    """As of a proxy, or of one that was cut off: some passed every handler of the store's errors.
+
+    To Google ``{}`` is a listing, of nothing.
+    """
+    with answering(lambda path: (200, {"Content-Type": kind}, page)) as address:
+        if cloud == "azure":
+            store = azure(host=f"{address}/acct", login="acct", password=KEY)
+        else:
+            store = google(is_anonymous=True, api_endpoint=address)
+        with pytest.raises(StagingError, match=f"^{store.uri}.* at http") as caught:
+            ask(store)
+    assert caught.value.retryable and len(str(caught.value)) < 400
+
+
+def test_azures_identity_service_that_does_not_answer_may_answer_the_next_time(monkeypatch):
+    """It was a lack of rights, for good."""
+    monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", "http://127.0.0.1:9")
+    for source in ("AzureCli", "AzurePowerShell", "AzureDeveloperCli"):  # programs of this host
+        monkeypatch.setattr(f"azure.identity.{source}Credential.get_token", _none_here)
+    unreachable = ServiceRequestError("Failed to resolve 'login.microsoftonline.com'")
+    monkeypatch.setattr(
+        "azure.identity.ClientSecretCredential._request_token",
+        lambda *args, **how: _raise(unreachable),
+    )
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    for fields in (
+        {"login": "acct"},
+        {"host": "acct", "login": "client", "password": "s", "extra": {"tenant_id": "t"}},
+    ):
+        with pytest.raises(StagingError, match="could not be fetched.*identity service") as caught:
+            azure(**fields).list()
+        assert caught.value.retryable and type(caught.value) is StagingError
+    refused = ClientAuthenticationError("AADSTS7000215: Invalid client secret provided")
+    store = azure(login="acct")
+    with pytest.raises(AccessDenied, match="AADSTS.*and secret") as denied, store._errors():
+        raise refused
+    assert not denied.value.retryable
+
+
+def _raise(error):
+    raise error
+
+
+def _none_here(*args, **how):
+    raise CredentialUnavailableError("not installed")
+
+
+def test_googles_metadata_service_that_does_not_answer_may_answer_the_next_time(monkeypatch):
+    """It was a lack of rights, for good."""
+    monkeypatch.setattr("google.auth._exponential_backoff.time.sleep", lambda seconds: None)
+    store = google(is_anonymous=True)
+    with pytest.raises(StagingError, match="fetched.*metadata") as caught, store._errors():
+        Credentials().refresh(lambda **asked: _raise(TransportError("timed out")))
+    assert caught.value.retryable and type(caught.value) is StagingError
+    with pytest.raises(AccessDenied, match="invalid_grant.*key") as denied, store._errors():
+        raise RefreshError("invalid_grant: account not found")
+    assert not denied.value.retryable

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from contextlib import contextmanager
 
 import botocore.exceptions as aws
 import pytest
@@ -19,12 +20,13 @@ from ddl_airflow.core.errors import (
     AccessDenied,
     ConnectionInvalid,
     NoSpace,
+    ObjectArchived,
     SourceMissing,
     StagingError,
     TransferCorrupt,
 )
 from ddl_airflow.storage.cache import Cache
-from ddl_airflow.storage.publication import publish
+from ddl_airflow.storage.publication import missing_from, publish, unfinished_in
 from ddl_airflow.storage.retries import Retries
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client, s3_config, s3_errors
@@ -249,6 +251,49 @@ def test_upload_that_the_service_took_damaged_is_corrupt(client, tmp_path, size)
     S3Store(client, "bucket", "damaged").put(tmp_path / "f", "f", sha256, ignore)
 
 
+def to_archive(client, key, storage_class="GLACIER"):
+    """What a rule of the bucket does with what is old."""
+    client.copy_object(
+        Bucket="bucket", Key=key, CopySource=f"bucket/{key}", StorageClass=storage_class
+    )
+
+
+@pytest.mark.parametrize("storage_class", ["GLACIER", "DEEP_ARCHIVE"])
+def test_a_model_in_an_archive_is_not_whole_until_it_is_restored(client, tmp_path, storage_class):
+    """Size and ETag were compared, which it keeps: what nobody could read went into production."""
+    (tmp_path / "f").write_bytes(b"variables")
+    files = dict.fromkeys(["model/graph", "model/variables"], tmp_path / "f")
+    store = S3Store(client, "bucket", f"archive-{storage_class}")
+    done = publish(files, store)
+    place, key = store.at(done.name), f"archive-{storage_class}/{done.name}/model/variables"
+    to_archive(client, key, "GLACIER_IR")  # which is read at once
+    assert missing_from(place) == []
+    to_archive(client, key, storage_class)
+    assert missing_from(place) == ["model/variables"]
+    again = publish(files, store)
+    assert again.name != done.name and missing_from(store.at(again.name)) == []
+    client.restore_object(Bucket="bucket", Key=key, RestoreRequest={"Days": 1})
+    assert missing_from(place) == []
+    to_archive(client, f"archive-{storage_class}/{done.name}/{SUCCESS}", storage_class)
+    assert missing_from(place) == [SUCCESS]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_data_in_an_archive_is_named_with_what_to_do(client, tmp_path, monkeypatch, direct):
+    """It was a lack of rights, of keys that have them."""
+    if not direct:
+        monkeypatch.setattr(S3Store, "_direct", None)
+    client.put_object(Bucket="bucket", Key=f"cold-{direct}/a", Body=b"1", StorageClass="GLACIER")
+    store = S3Store(client, "bucket", f"cold-{direct}")
+    with pytest.raises(ObjectArchived, match=r"/a at .*archived.*Restore it") as caught:
+        stage(store, Cache(tmp_path / "cache"), tmp_path / "data")
+    assert not caught.value.retryable
+    with pytest.raises(ObjectArchived, match=r"/a at .*archived"):
+        store.read_bytes("a")
+    client.restore_object(Bucket="bucket", Key=f"cold-{direct}/a", RestoreRequest={"Days": 1})
+    assert stage(store, Cache(tmp_path / "cache"), tmp_path / "data").fetched == 1
+
+
 def test_prefix_is_a_folder_and_not_the_start_of_a_name(client):
     for key in ("mnist/a", "mnist2/b", "mnist"):
         client.put_object(Bucket="bucket", Key=key, Body=b"1")
@@ -267,6 +312,7 @@ def test_prefix_is_a_folder_and_not_the_start_of_a_name(client):
         ("SignatureDoesNotMatch", 403, AccessDenied, False),
         ("RequestTimeTooSkewed", 403, AccessDenied, False),
         ("QuotaExceeded", 403, NoSpace, True),
+        ("InvalidObjectState", 403, ObjectArchived, False),
         ("BadDigest", 400, TransferCorrupt, True),
         ("PreconditionFailed", 412, TransferCorrupt, True),
         ("PermanentRedirect", 301, ConnectionInvalid, False),
@@ -295,6 +341,9 @@ def test_service_errors_are_mapped_with_where_and_cause(code, status, mapped, re
         (aws.ResponseStreamingError(error="reset"), StagingError, True),
         (aws.FlexibleChecksumError(error_msg="crc"), TransferCorrupt, True),
         (aws.NoCredentialsError(), ConnectionInvalid, False),
+        (aws.CredentialRetrievalError(provider="p", error_msg="timed out"), StagingError, True),
+        (aws.MetadataRetrievalError(error_msg="timed out"), StagingError, True),
+        (aws.TokenRetrievalError(provider="p", error_msg="timed out"), StagingError, True),
         (aws.ParamValidationError(report="bucket"), ConnectionInvalid, False),
     ],
 )
@@ -494,6 +543,74 @@ def test_a_listing_that_cannot_be_read_is_named(client, sent, damaged):
             store.list()
     finally:
         client.meta.events.unregister(event, damage)
+
+
+@contextmanager
+def answers(client, operation, body):
+    """A proxy between here and the service, which answers itself, and says success."""
+
+    def answer(response_dict, **_):
+        response_dict["body"], response_dict["status_code"] = body(response_dict["body"]), 200
+
+    event = f"before-parse.s3.{operation}"
+    client.meta.events.register_first(event, answer)
+    try:
+        yield
+    finally:
+        client.meta.events.unregister(event, answer)
+
+
+PAGE = b"<html><head><meta charset=utf-8></head><body>Please log in" + 9999 * b" now" + b"</html>"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [lambda body: body[: len(body) // 3], lambda body: PAGE],
+    ids=["half", "page"],
+)
+@pytest.mark.parametrize(
+    ("operation", "ask"),
+    [
+        ("ListObjectsV2", lambda store, path: store.list()),
+        ("ListObjectsV2", lambda store, path: store.names()),
+        ("ListObjectsV2", lambda store, path: store.exists("a")),
+        ("ListMultipartUploads", lambda store, path: list(store.unfinished())),
+        ("CreateMultipartUpload", lambda store, path: put_large(store, path)),
+        ("CompleteMultipartUpload", lambda store, path: put_large(store, path)),
+    ],
+    ids=["list", "names", "exists", "unfinished", "begin", "end"],
+)
+def test_an_answer_that_is_no_xml_is_the_stores_error(
+    client, tmp_path, monkeypatch, operation, ask, body
+):
+    """It passed every handler of the store's errors."""
+    monkeypatch.setattr("ddl_airflow.storage.retries._FIRST_WAIT_S", 0.0)
+    store = S3Store(client, "bucket", "no-xml")
+    store.put_bytes("a", b"1")
+    with answers(client, operation, body):
+        with pytest.raises(StagingError, match="^s3://bucket/no-xml.*cannot be read: ") as caught:
+            ask(store, tmp_path / "large")
+        assert caught.value.retryable and len(str(caught.value)) < 500
+        if operation == "ListMultipartUploads":
+            assert unfinished_in(store) == []
+
+
+def put_large(store, path):
+    path.write_bytes(content := bytes(PIECE))
+    store.put(path, "large", hashlib.sha256(content).hexdigest(), ignore)
+
+
+@pytest.mark.parametrize("ask", [S3Store.list, S3Store.names, lambda store: store.exists("a")])
+def test_a_page_that_is_no_listing_is_not_an_empty_one(client, ask):
+    """As proxies write them in XHTML: a dataset was gone, for good."""
+    store = S3Store(client, "bucket", "no-listing")
+    store.put_bytes("a", b"1")
+    with answers(client, "ListObjectsV2", lambda body: b"<html><body>Log in</body></html>"):
+        with pytest.raises(
+            StagingError, match="no-listing.* at .*: the answer is no listing"
+        ) as caught:
+            ask(store)
+        assert caught.value.retryable
 
 
 def test_a_listing_that_is_cut_off_is_not_taken_for_whole(client):

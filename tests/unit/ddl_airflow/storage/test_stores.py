@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from ddl_airflow.core.connections import AirflowConnection, connection_of_environment
 from ddl_airflow.core.errors import ConnectionInvalid
 from ddl_airflow.core.manifest.sections.stores import kind_of_uri, store_kinds
+from ddl_airflow.storage.connections import open_by_connection
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.s3 import S3Store
-from ddl_airflow.storage.s3_client import s3_client
+from ddl_airflow.storage.s3_client import s3_client, settings_of
 from ddl_airflow.storage.stores import open_by_environment, open_store
 
 PACKAGE = Path(__file__).parents[4] / "ddl_airflow"
@@ -169,3 +171,82 @@ def test_the_environment_opens_what_needs_no_connection_of_airflow(tmp_path, mon
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:2")
     assert open_by_environment("s3://bucket/a").endpoint == "http://localhost:2"
     assert open_by_environment(tmp_path.as_uri()).uri == tmp_path.as_uri()
+
+
+@pytest.fixture
+def keys_of_this_host(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDOFTHISHOST")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secretOfThisHost")
+    for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def by_aws(extra, **said):
+    told = json.dumps({"conn_type": "aws", "extra": extra, **said})
+    connection = connection_of_environment("my_s3", {"AIRFLOW_CONN_MY_S3": told})
+    store = open_by_connection("s3://bucket/a", connection)
+    credentials = store._client._request_signer._credentials
+    return store, (credentials.access_key, credentials.secret_key, credentials.token)
+
+
+def test_an_extra_holds_also_where_the_keys_are_the_environments(
+    keys_of_this_host, monkeypatch, tmp_path
+):
+    """Data were read from Amazon, and results went there, without encryption."""
+    extra = {
+        "endpoint_url": "https://minio.example.com",
+        "region_name": "eu-de",
+        "verify": str(tmp_path / "ca.pem"),
+        "extra_args": {"ServerSideEncryption": "aws:kms"},
+        "requester_pays": True,
+        "config_kwargs": {"proxies": {"https": "http://proxy:3128"}},
+    }
+    store, signs_with = by_aws(extra)
+    client = store._client
+    assert signs_with == ("AKIDOFTHISHOST", "secretOfThisHost", None) and store.caller == ""
+    assert client.meta.endpoint_url == "https://minio.example.com"
+    assert client.meta.region_name == "eu-de"
+    assert client._endpoint.http_session._verify == str(tmp_path / "ca.pem")
+    assert settings_of(client).put == {"ServerSideEncryption": "aws:kms"}
+    assert settings_of(client).requester_pays
+    assert client.meta.config.proxies == {"https": "http://proxy:3128"}
+    only_s3 = {"service_config": {"s3": {"endpoint_url": "http://s3.example.com"}}}
+    assert by_aws(extra | only_s3)[0].endpoint == "http://s3.example.com"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:1")
+    store, _ = by_aws({"extra_args": {"ServerSideEncryption": "AES256"}})
+    assert store.endpoint == "http://localhost:1"
+    assert settings_of(store._client).put == {"ServerSideEncryption": "AES256"}
+
+
+def test_a_connections_session_token_goes_with_its_keys(keys_of_this_host):
+    extra = {"endpoint_url": "http://localhost:1", "aws_session_token": "planted-token"}
+    _, signs_with = by_aws(extra, login="ASIA", password="secret")
+    assert signs_with == ("ASIA", "secret", "planted-token")
+    assert "planted-token" in AirflowConnection("c", "aws", extra=extra).secrets()
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("profile_name", "Set AWS_PROFILE"),
+        ("aws_access_key_id", "Enter keys as login and password"),
+        ("aws_secret_access_key", "Enter keys as login and password"),
+        ("session_kwargs", "Enter keys as login and password"),
+        ("aws_session_token", "Enter keys as login and password"),
+    ],
+)
+def test_what_says_in_an_extra_who_asks_is_not_left_out_silently(keys_of_this_host, name, fix):
+    with pytest.raises(ConnectionInvalid, match=f"connection 'my_s3': .*{name}.*{fix}") as refused:
+        by_aws({name: "planted"})
+    assert "planted" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "missing"),
+    [({"login": "AKID"}, "secret access key"), ({"password": "s"}, "access key ID")],
+)
+def test_half_of_a_connections_keys_is_no_reason_to_take_the_environments(
+    keys_of_this_host, said, missing
+):
+    with pytest.raises(ConnectionInvalid, match=f"'my_s3' has no {missing}"):
+        by_aws({"endpoint_url": "http://localhost:1"}, **said)

@@ -14,6 +14,7 @@ import tarfile
 import threading
 import time
 import zipfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -292,6 +293,60 @@ def test_bombs_are_refused_before_they_are_on_the_disk(store, cache, tmp_path, m
             with pytest.raises(ArchiveRefused, match="'b' is one file more than 1"):
                 staged(store, cache, tmp_path / "data")
         store.delete([key])
+
+
+GIB_AND_A_HALF = 37  # a dictionary of so much, as the header of an LZMA2 stream writes it
+
+
+def with_large_dictionary(stream):
+    """An xz stream whose header asks for more memory than its content needs.
+
+    Source: The .xz File Format 1.2.1, 3.1 Block Header and 5.3.1 LZMA2.
+    """
+    head = bytearray(stream[12 : 12 + 4 * (stream[12] + 1)])
+    assert head[2] == 0x21  # LZMA2, and nothing before it
+    head[4] = GIB_AND_A_HALF
+    head[-4:] = zlib.crc32(head[:-4]).to_bytes(4, "little")
+    return stream[:12] + bytes(head) + stream[12 + len(head) :]
+
+
+def test_an_archive_that_asks_for_more_memory_than_a_worker_has_to_spare_is_refused(
+    store, cache, tmp_path
+):
+    """Two at once were the end of a worker, by the kernel."""
+    tar = tar_of({"a": bytes(range(256)) * 40})
+    zipped = bytearray(zip_of({"a": bytes(5000)}, zipfile.ZIP_LZMA))
+    sizes = zipped.index(b"a", 30) + 1 + 5  # name, version and size of what follows, lc lp pb
+    zipped[sizes : sizes + 4] = (3 << 29).to_bytes(4, "little")
+    for key, body in {
+        "x.tar.xz": with_large_dictionary(lzma.compress(tar)),
+        "x.txz": lzma.compress(tar[:5120]) + with_large_dictionary(lzma.compress(tar[5120:])),
+        "x.zip": bytes(zipped),
+    }.items():
+        store.put_bytes(key, body)
+        with pytest.raises(ArchiveRefused, match=rf"{key}.* 256 MiB of memory.* dictionary"):
+            staged(store, cache, tmp_path / "data")
+        store.delete([key])
+
+
+def test_xz_in_several_streams_is_one_archive(store, cache, tmp_path):
+    """As ``xz`` writes what is packed in turns; Source: The .xz File Format, 2.2 Stream Padding."""
+    files = {"a": bytes(range(256)) * 9000, "b": b"text"}
+    tar = tar_of(files)
+    parts = [lzma.compress(tar[at : at + 999_999]) for at in range(0, len(tar), 999_999)]
+    store.put_bytes("x.tar.xz", bytes(8).join(parts) + bytes(4))
+    store.put_bytes("y.txz", lzma.compress(tar, preset=9))
+    store.put_bytes("z.zip", zip_of(files, zipfile.ZIP_LZMA))
+    staged(store, cache, tmp_path / "data")
+    assert contents(tmp_path / "data") == {
+        f"{folder}/{name}": content for folder in "xyz" for name, content in files.items()
+    }
+    store.put_bytes("x.tar.xz", parts[0] + b"no stream at all")
+    with pytest.raises(ArchiveRefused, match=r"x\.tar\.xz.*: cannot be unpacked"):
+        staged(store, cache, tmp_path / "data")
+    store.put_bytes("x.tar.xz", b"".join(parts)[:-9])
+    with pytest.raises(ArchiveRefused, match=r"x\.tar\.xz.*: cannot be unpacked.*cut off"):
+        staged(store, cache, tmp_path / "data")
 
 
 def _free(path):
