@@ -209,7 +209,7 @@ def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:
         return JobStatus(JobState.RUNNING)
     ended = {rank: r for rank, r in records.items() if "exit_code" in r}
     # Parameter servers are released when the others have made room.
-    worked = [r for r in ended.values() if "released" not in r]
+    worked = [r for r in ended.values() if not _released(r)]
     if len(ended) == handle.world_size and worked and all(map(_made_room, worked)):
         return _preempted(handle, {r["preempted"] for r in worked})
     if len(ended) == handle.world_size and all(map(_did_its_work, ended.values())):
@@ -386,10 +386,15 @@ def _preempted(handle: JobHandle, steps: set[int]) -> JobStatus:
     return JobStatus(JobState.PREEMPTED, reason=f"all ranks saved after step {step}", step=step)
 
 
+def _released(record: dict[str, Any]) -> bool:
+    # Tasks of a cluster alone: what ranks write is no reason to take half a training for all of it.
+    return "task" in record and "released" in record
+
+
 def _did_its_work(record: dict[str, Any]) -> bool:
     # One that was asked to end stopped before its work was done, however well it took it; unless
     # it listens, and came to its end first.
-    if "released" in record:
+    if _released(record):
         return True
     undisturbed = "asked_to_end" not in record or record.get("listens", False)
     return record.get("exit_code") == 0 and undisturbed and "preempted" not in record
