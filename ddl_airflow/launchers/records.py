@@ -127,6 +127,8 @@ def _sound(said: dict[str, Any]) -> dict[str, Any]:
     record: dict[str, Any] = {"host": ""}
     record |= {name: float(said[name]) for name in _TIMES if _is_number(said.get(name))}
     record |= {name: _text(said[name]) for name in _TEXTS if isinstance(said.get(name), str)}
+    if "task" not in record:  # no rank of MPI is released, whatever it says
+        record.pop("released", None)
     code = said.get("exit_code")
     # A rank records its end and its exit code at once.
     if type(code) is int and 0 <= code <= 255 and "ended" in record:
@@ -209,7 +211,7 @@ def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:
         return JobStatus(JobState.RUNNING)
     ended = {rank: r for rank, r in records.items() if "exit_code" in r}
     # Parameter servers are released when the others have made room.
-    worked = [r for r in ended.values() if not _released(r)]
+    worked = [r for r in ended.values() if "released" not in r]
     if len(ended) == handle.world_size and worked and all(map(_made_room, worked)):
         return _preempted(handle, {r["preempted"] for r in worked})
     if len(ended) == handle.world_size and all(map(_did_its_work, ended.values())):
@@ -386,15 +388,10 @@ def _preempted(handle: JobHandle, steps: set[int]) -> JobStatus:
     return JobStatus(JobState.PREEMPTED, reason=f"all ranks saved after step {step}", step=step)
 
 
-def _released(record: dict[str, Any]) -> bool:
-    # Tasks of a cluster alone: what ranks write is no reason to take half a training for all of it.
-    return "task" in record and "released" in record
-
-
 def _did_its_work(record: dict[str, Any]) -> bool:
     # One that was asked to end stopped before its work was done, however well it took it; unless
     # it listens, and came to its end first.
-    if _released(record):
+    if "released" in record:
         return True
     undisturbed = "asked_to_end" not in record or record.get("listens", False)
     return record.get("exit_code") == 0 and undisturbed and "preempted" not in record

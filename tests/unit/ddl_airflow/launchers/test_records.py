@@ -265,7 +265,7 @@ def test_a_rank_that_listens_and_came_to_its_end_first_did_its_work(tmp_path):
 
 def test_a_rank_that_says_that_it_was_released_has_not_done_its_work(tmp_path):
     """It is no task of a cluster."""
-    released = {"released": 4.0, "ended": 4.1, "exit_code": 0, "preempted": 7}
+    released = {"released": 4.0, "ended": 4.1, "exit_code": 0, "preempted": {"step": 7}}
     assert status_of(tmp_path, GOOD, released).state is not JobState.SUCCEEDED
     killed = {"released": 4.0, "ended": 4.1, "exit_code": 137}
     assert status_of(tmp_path, killed, killed).state is JobState.FAILED
