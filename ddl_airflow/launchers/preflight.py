@@ -11,8 +11,10 @@ import json
 import os
 import pwd
 import re
+import select
 import statistics
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +50,9 @@ _PREFLIGHT_S = 15.0
 _MOST_S = 60.0
 _ANSWERS = 10.0
 _PAIR_S = 0.2
+# Each is a login at the first of the hosts, and sshd turns away some beyond ten that are not done.
+# Source: sshd_config(5), MaxStartups.
+_PAIRS_AT_ONCE = 8
 # Of mpirun, which no person needs.
 _REMARK = re.compile("Warning: setpgid")
 
@@ -263,6 +268,10 @@ def _judged(look: Look, usual: Mapping[str, Any], asked: Asked) -> Look:
 def linked(hosts: Sequence[str], measure: Measure) -> tuple[Speeds, dict[str, str]]:
     """Bytes a second of each pair, and each host whose links do not do; with the reason."""
     said, why = measure(hosts)
+    if said is None:
+        if unlinked := _unlinked(hosts, measure, why):
+            return {}, unlinked
+        said, why = measure(hosts)  # some may just have been slow to start, and have now
     if said is not None:
         speeds = {(hosts[a], hosts[b]): speed for a, b, speed in said["pairs"]}
         wrong = {hosts[b]: f"a sum with {hosts[a]} was not right" for a, b in said["wrong"]}
@@ -279,14 +288,19 @@ def linked(hosts: Sequence[str], measure: Measure) -> tuple[Speeds, dict[str, st
             slow = {host: said for host, said in slow_hosts(now).items() if host in slow}
             speeds = {pair: max(speed, speeds[pair]) for pair, speed in now.items()}
         return speeds, {**slow, **wrong}
-    # Which one? Each with the first; if none can, with the second.
+    return {}, {hosts[-1]: f"no reduction among all hosts: {why}"}
+
+
+def _unlinked(hosts: Sequence[str], measure: Measure, why: str) -> dict[str, str]:
+    """Those that do not reduce with others, and why; empty if each does with the first."""
+    # If none can with the first, each with the second.
     for first in hosts[:2]:
         others = [host for host in hosts if host != first]
-        each = on_each(others, partial(_why_not, measure, first))
+        each = on_each(others, partial(_why_not, measure, first), _PAIRS_AT_ONCE)
         bad = {host: f"no reduction with {first}: {said}" for host, said in each.items() if said}
         if len(bad) < len(others):
-            return {}, bad or {hosts[-1]: f"no reduction among all hosts: {why}"}
-    return {}, {host: f"no reduction with any other host: {why}" for host in hosts}
+            return bad
+    return {host: f"no reduction with any other host: {why}" for host in hosts}
 
 
 def _why_not(measure: Measure, first: str, host: str) -> str:
@@ -305,6 +319,8 @@ def run_mpirun(
     hosts: int,
     env: Mapping[str, str] | None = None,
     limit_s: float = _PREFLIGHT_S,
+    *,
+    start_s: float | None = None,
 ) -> tuple[list[dict[str, Any]], str]:
     """What an mpirun of ``ddl_ops.preflight`` says.
 
@@ -313,34 +329,51 @@ def run_mpirun(
         hosts: how many it starts a process on.
         env: its environment; None: that of this process.
         limit_s: how long it may take, beside what the pairs of hosts take.
+        start_s: where each process says a line before it reduces: how long that may take. From then
+            on they have ``limit_s``, or longer where that took long.
 
     Returns:
         Each line of JSON; and why it did not end well, empty if it did.
     """
-    limit = limit_s + _PAIR_S * hosts * hosts
-    try:
-        ended = subprocess.run(
+    pairs_s = _PAIR_S * hosts * hosts
+    limit, started = (limit_s if start_s is None else start_s) + pairs_s, start_s is None
+    said = bytearray()
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
             tethered(argv),
             env=env,
             cwd="/",
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as expired:
-        cut = expired.stdout or b""  # bytes, whatever was asked for
-        said = cut.decode("utf-8", "replace") if isinstance(cut, bytes) else cut
-        why = f"it did not end within {limit:.0f} s. Look at firewalls, and at network"
-        return objects(said), why
-    found = objects(ended.stdout)
-    if ended.returncode == 0:
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        ) as process,
+    ):
+        assert process.stdout is not None  # a pipe
+        began = time.monotonic()
+        while chunk := _read(process.stdout.fileno(), began + limit - time.monotonic()):
+            said += chunk
+            if not started and said.count(b"\n") >= hosts:
+                started, took = True, time.monotonic() - began
+                limit = took + max(limit_s, min(_ANSWERS * took, _MOST_S)) + pairs_s
+        if chunk is None:
+            process.kill()
+        code = process.wait()
+        errors.seek(0)
+        lines = [line.strip() for line in errors.read().decode("utf-8", "replace").splitlines()]
+    found = objects(said.decode("utf-8", "replace"))
+    if chunk is None:
+        return found, f"it did not end within {limit:.0f} s. Look at firewalls, and at network"
+    if code == 0:
         return found, ""
-    lines = [line.strip() for line in ended.stderr.splitlines()]
     words = [line for line in lines if re.search(r"\w", line) and not _REMARK.search(line)]
-    return found, " ".join(words)[:300] or f"mpirun ended with exit code {ended.returncode}"
+    return found, " ".join(words)[:300] or f"mpirun ended with exit code {code}"
+
+
+def _read(descriptor: int, within_s: float) -> bytes | None:
+    """What comes next, empty at the end; None if nothing comes in time."""
+    ready, _, _ = select.select([descriptor], [], [], max(0.0, within_s))
+    return os.read(descriptor, 1 << 16) if ready else None
 
 
 def reductions(

@@ -127,6 +127,8 @@ def _sound(said: dict[str, Any]) -> dict[str, Any]:
     record: dict[str, Any] = {"host": ""}
     record |= {name: float(said[name]) for name in _TIMES if _is_number(said.get(name))}
     record |= {name: _text(said[name]) for name in _TEXTS if isinstance(said.get(name), str)}
+    if "task" not in record:  # no rank of MPI is released, whatever it says
+        record.pop("released", None)
     code = said.get("exit_code")
     # A rank records its end and its exit code at once.
     if type(code) is int and 0 <= code <= 255 and "ended" in record:

@@ -288,9 +288,11 @@ def _why(host: str, said: str) -> str:
     return f"ssh failed: {_last(said)}"
 
 
-def on_each(hosts: Sequence[str], do: Callable[[str], T]) -> Mapping[str, T]:
+def on_each(
+    hosts: Sequence[str], do: Callable[[str], T], at_once: int = _MOST_AT_ONCE
+) -> Mapping[str, T]:
     """What ``do`` returns for each host, many at once; in their order."""
     if not hosts:
         return {}
-    with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(hosts)), "ddl-hosts") as pool:
+    with ThreadPoolExecutor(min(at_once, len(hosts)), "ddl-hosts") as pool:
         return dict(zip(hosts, pool.map(do, hosts), strict=True))

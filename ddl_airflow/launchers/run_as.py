@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import pwd
 import select
@@ -124,6 +125,8 @@ def run(
     """Runs a command to its end, or for so long; raises as ``subprocess.run``."""
     told = json.dumps(dict(env))
     by_sudo = os.geteuid() != 0
+    if by_sudo:  # which is root's, and may not be killed; what it runs ends itself
+        command = ["timeout", "--signal=KILL", f"{math.ceil(timeout_s) + 1}", *command]
     process = subprocess.Popen(
         argv(user, python, command, once=True) if by_sudo else command,
         stdin=subprocess.PIPE,
@@ -140,7 +143,7 @@ def run(
     try:
         said, errors = process.communicate(told, timeout_s)
     except BaseException:
-        # Not subprocess.run, which waits for its end: sudo is root's, and may not be killed.
+        # Not subprocess.run, which waits for its end.
         with suppress(PermissionError, subprocess.TimeoutExpired):
             process.kill()
             process.wait(timeout_s)

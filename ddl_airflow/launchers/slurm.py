@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 # The commands give up by themselves well before, also where the controller is away (18 s).
 _TIMEOUT_S = 60.0
+# But for sbatch, which asks again for two minutes where the controller can take no job now.
+_SUBMIT_S = 180.0
 # Accounting is only asked why jobs ended; that they did is known.
 _ACCOUNTING_S = 10.0
 # Of squeue, one line for each job; only the name may have a bar in it.
@@ -54,6 +56,8 @@ _FIELDS = {
     "NumCPUs": "%C",
     "JobName": "%j",
 }
+# Of sbatch's words in an error: so many lines, and characters in each.
+_MOST_LINES, _LONGEST = 8, 300
 # For so long it is looked at where its ranks are.
 _EARLY_S = 600.0
 _NO_SUCH_JOB = "Invalid job id specified"
@@ -73,7 +77,11 @@ _TOLD = (
 MAKE_ROOM = "make-room"
 
 # Job states, squeue(1). Unknown ones count as running: a job is only ended if Slurm says so.
-_PENDING = frozenset(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"))
+_PENDING = frozenset(
+    ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+)
+# As usual; of a job in another state, such as SUSPENDED, that is said.
+_RUNS = frozenset(("RUNNING", "COMPLETING"))
 # What the end of a job means that its ranks know nothing of.
 _ENDINGS = {
     "BOOT_FAIL": "a node did not boot",
@@ -102,7 +110,15 @@ _NEVER = {
     "InvalidQOS": "the QOS may not be used. Correct launcher.options",
     "QOSNotAllowed": "the partition is not for this QOS. Correct launcher.options",
     "DependencyNeverSatisfied": "what it depends on has failed",
+    "ReservationDeleted": "its reservation is gone. Correct launcher.options",
 }
+# The same for what one job may have of an account or a QOS, such as QOSMaxWallDurationPerJobLimit.
+# Limits of what a user or an account may have at a time pass.
+_NEVER_A_JOB = re.compile(r"(?:Assoc|QOS)Max(?!.*Minutes)\w+PerJob(?:Limit)?")
+_TOO_MUCH_FOR_A_JOB = (
+    "one job may not have so much. Lower nodes, launcher.slots or launcher.time_limit, or correct "
+    "launcher.options; `sacctmgr show qos` and `sacctmgr show assoc` list what is allowed"
+)
 # Those of a partition: of a job for several, Slurm gives the reason of the one it looked at last.
 _OF_PARTITION = frozenset(("PartitionTimeLimit", "AccountNotAllowed", "QOSNotAllowed"))
 # Reasons that may also mean nodes which are down now; then the partition's size decides.
@@ -222,7 +238,16 @@ class SlurmLauncher:
         job = submission.job
         make_folders(job)
         share_lock(job)
-        said = _slurm(submission.argv, submission.script, submission.env, job.user)
+        try:
+            said = _slurm(submission.argv, submission.script, submission.env, job.user, _SUBMIT_S)
+        except LaunchError as error:
+            if isinstance(error, SubmitFailed):  # there is no sbatch
+                raise
+            # Slurm may have taken the job all the same, and nobody would look after it.
+            with suppress(LaunchError):
+                if (taken := self.find(self.expected(job))).number:
+                    return taken
+            raise
         if said.returncode:
             refused = _refused(said.stderr)
             # The controller may have taken a job though its answer came too late.
@@ -287,6 +312,8 @@ class SlurmLauncher:
         reason = told.get("Reason", "None")
         too_much = _too_much(told) if reason in _TOO_MUCH else ""
         one_of_several = reason in _OF_PARTITION and _is_several(told.get("Partition", ""))
+        if _NEVER_A_JOB.fullmatch(reason):
+            too_much = _TOO_MUCH_FOR_A_JOB
         if (never := _NEVER.get(reason) or too_much) and not one_of_several:
             why = f"Slurm will never start job {told['JobId']} ({reason}): {never}."
             return JobStatus(JobState.FAILED, reason=why, permanent=True)
@@ -378,7 +405,9 @@ def _too_much(told: Told) -> str:
 
 
 def _where(told: Told) -> str:
-    place = f"on {told.get('NodeList', '?')}"
+    state = told.get("JobState", "RUNNING")
+    also = "" if state in _RUNS else f"{state.lower()}, "
+    place = f"{also}on {told.get('NodeList') or 'no node'}"
     try:
         start, asked = (datetime.fromisoformat(told[n]) for n in ("StartTime", "SubmitTime"))
     except (KeyError, ValueError):  # not known yet
@@ -471,13 +500,23 @@ def _silent(program: str, said: subprocess.CompletedProcess[str]) -> LaunchError
 
 def _refused(said: str) -> SubmitFailed:
     fixes = [fix for words, fix in _REFUSALS.items() if words in said.lower()]
-    message = f"Slurm does not take the job: {_last_line(said)}."
+    message = f"Slurm does not take the job: {_lines(said)}."
     return SubmitFailed(" ".join([message, *fixes[:1]]), retryable=not fixes)
 
 
-def _last_line(said: str) -> str:
+def _said_lines(said: str) -> list[str]:
     lines = [line for line in said.strip().splitlines() if not line.startswith("Try ")]
-    return lines[-1].removeprefix("sbatch: ").removeprefix("error: ") if lines else "no answer"
+    return [line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines]
+
+
+def _last_line(said: str) -> str:
+    return ["no answer", *_said_lines(said)][-1]
+
+
+def _lines(said: str) -> str:
+    # A site's plug-in says what it misses, and then Slurm that the job was refused.
+    lines = list(dict.fromkeys(line.strip(" .") for line in _said_lines(said) if line.strip(" .")))
+    return "; ".join(line[:_LONGEST] for line in lines[-_MOST_LINES:]) or "no answer"
 
 
 def _slurm(
@@ -527,4 +566,7 @@ def _slurm(
             retryable=False,
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"{argv[0]} gave no answer in {timeout_s:.0f} s") from error
+        said = error.stderr or b""  # bytes, whatever was asked for
+        said = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
+        words = f": {_lines(said)}" if said.strip() else ""
+        raise LaunchError(f"{argv[0]} gave no answer in {timeout_s:.0f} s{words}") from error

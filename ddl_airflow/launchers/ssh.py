@@ -57,8 +57,8 @@ _KEEPALIVE = {
 _ALIVE = ("-oServerAliveInterval=3", "-oServerAliveCountMax=3")
 # Segments of ranks that share a host. Elsewhere there is no directory of the task's host.
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
-# More than ssh takes to give up a host that is gone. A busy one that lets people in is none.
-_ENDS_S = 10.0
+# Far more than ssh takes to give up a host that is gone: one where a login takes long is none.
+_ENDS_S = 60.0
 # Ends of which all ranks have told: whether hosts answer then changes nothing. One that had to make
 # room may be gone by now.
 _SAID_ALL = (JobState.SUCCEEDED, JobState.PREEMPTED)

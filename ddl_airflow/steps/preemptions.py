@@ -7,7 +7,9 @@ knows: a job that was preempted is no try of Airflow's, which so does not count 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from ddl_airflow.core.beneath import read_object, write_beneath
@@ -20,6 +22,9 @@ from ddl_airflow.launchers.records import read_records
 # wanted by others over and over.
 _FIRST_WAIT_S = 15.0
 _LONGEST_WAIT_S = 1800.0
+# One that has had nodes for so long has not begun over and over; a script that does not tell of its
+# steps may well have left checkpoints meanwhile.
+_HELD_S = 600.0
 
 
 class Preemptions:
@@ -50,18 +55,21 @@ class Preemptions:
         """
         if any(job["job"] == handle.job_id for job in self._jobs):
             return
-        self._jobs.append({"job": handle.job_id, "try": try_number, "step": step})
+        note = {"job": handle.job_id, "try": try_number, "step": step}
+        self._jobs.append({**note, "held_s": _held_s(handle)})
         said = json.dumps({"jobs": self._jobs}).encode()
         write_beneath(self._layout.preemptions, self._layout.workspace, said)
 
     @property
     def wait_s(self) -> float:
-        """How long the next job should wait: not at all, if the last one has done a step."""
-        steps = [job["step"] for job in self._jobs]
+        """How long the next job should wait: not at all, if the last one has done a step, or has
+        had its nodes for long."""
         in_vain = 0
-        while len(steps) > 1 and (steps[-1] is None or steps[-1] == steps[-2]):
+        for before, job in reversed(list(pairwise(self._jobs))):
+            alike = job["step"] is None or job["step"] == before["step"]
+            if not alike or job.get("held_s", 0.0) >= _HELD_S:
+                break
             in_vain += 1
-            steps.pop()
         return min(_FIRST_WAIT_S * 2 ** (in_vain - 1), _LONGEST_WAIT_S) if in_vain else 0.0
 
 
@@ -109,6 +117,17 @@ def goodput_line(facts: Mapping[str, float | int | None]) -> str:
     parts.append(f"{facts['preemptions']} preemptions")
     parts.append(f"{facts['between_s']:.0f} s between jobs")
     return " · ".join(parts)
+
+
+def _held_s(handle: JobHandle) -> float:
+    """For how many seconds the ranks of a job that has just ended had their nodes."""
+    try:
+        ranks = read_records(handle)
+    except LaunchError:
+        return 0.0
+    # Of those that were killed nobody has noted the end.
+    began = [one["started"] for one in ranks.values() if "started" in one]
+    return round(max(0.0, time.time() - min(began)), 3) if began else 0.0
 
 
 def _records_in(folder: Any, layout: RunLayout) -> dict[int, dict[str, Any]]:

@@ -34,6 +34,9 @@ REFUSED = 77
 # Some look for a moment whether anybody has it.
 _LOOK_S = 5.0
 _PAUSE_S = 0.1
+# What mpirun passes on to ranks, and would end this process: SIGURG asks them to make room, the
+# others are what a scheduler may be told to warn a job with (sbatch --signal).
+_PASSED_ON = (signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def lock(path: Path, who: str) -> None:
@@ -84,6 +87,10 @@ def _end(code: int, message: str) -> None:
     raise SystemExit(code)
 
 
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m ddl_ops.locked", description=__doc__)
     parser.add_argument(
@@ -99,8 +106,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Who ends the job ends all its processes. This one waits for the command, which writes last
     # checkpoints. A function, unlike SIG_IGN, is not inherited.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    running = subprocess.Popen(given.command, close_fds=False)  # it inherits the lock
-    signal.signal(signal.SIGURG, lambda *_: running.send_signal(signal.SIGURG))
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    running = subprocess.Popen(  # it inherits the lock
+        given.command, close_fds=False, preexec_fn=_unblock
+    )
+    for number in _PASSED_ON:
+        signal.signal(number, lambda signum, _frame: running.send_signal(signum))
+    _unblock()
     code = running.wait()
     if code == 0:
         keep(*given.keep)

@@ -9,11 +9,11 @@ The script's output goes to ``$LOG_DIR/rank-<n>.log``; with ``DDL_OUTPUT`` (``dd
 whoever listens there, stdout and stderr apart; where that is ``-``, where mpirun sends it. Without
 ``DDL_RECORD_DIR`` nothing is recorded, and it goes there, too.
 
-SIGTERM, SIGINT, SIGUSR1 and SIGURG go to the script. SIGURG asks it to make room, if it listens
-(``ddl_ops.preemption``), and nothing else happens.
+SIGTERM, SIGINT, SIGUSR1, SIGUSR2 and SIGURG go to the script. SIGURG asks it to make room, if it
+listens (``ddl_ops.preemption``), and nothing else happens.
 
-SIGUSR2 releases: the script's work is done though it does not end by itself, as that of a parameter
-server. It is ended, and the rank has succeeded.
+To a task of a cluster SIGUSR2 is a release: its work is done though it does not end by itself, as
+that of a parameter server. It is ended, and the rank has succeeded.
 
 Standard library only, but for what asks the driver of GPUs: this runs before, and beside, whatever
 the script imports.
@@ -404,7 +404,7 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
             record.write(asked_to_end=time.time())
 
     def forward(signum: int, _frame: FrameType | None) -> None:
-        if signum not in (signal.SIGUSR1, signal.SIGURG):
+        if signum not in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG):
             record_asked_to_end()
         below = _signal(child, signum, shell=shell)
         if signum in _ASKS:
@@ -455,7 +455,8 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
         signal.signal(signal.SIGHUP, look_at_parent)
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
         os.kill(os.getpid(), signal.SIGHUP)  # it may have ended before the kernel was asked
-    signal.signal(signal.SIGUSR2, release)
+    # Schedulers can be told to send it as a warning (sbatch --signal): that is no release.
+    signal.signal(signal.SIGUSR2, forward if task is None else release)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})  # see ddl_airflow.launchers.tasks
 
     if child.stdout is not None:

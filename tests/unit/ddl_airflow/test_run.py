@@ -72,6 +72,17 @@ def test_ranks_run_as_the_train_task_runs_them_in_the_callers_world(tmp_path):
 
 
 @pytest.mark.parametrize("tf1", [True, False])
+def test_ranks_stay_on_this_host_in_an_allocation_of_several(tmp_path):
+    """As in a shell of ``salloc -N2``: mpirun would start daemons on the other nodes."""
+    given = {
+        **{"SLURM_JOBID": "7", "SLURM_JOB_ID": "7", "SLURM_NODELIST": "n[1-2]"},
+        **{"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"},
+    }
+    script = "import os; print(os.environ['SLURM_JOB_ID'])"
+    done = ddl_run("--np", "2", "--", "python", "-c", script, folder=tmp_path, **given)
+    assert (done.returncode, done.stdout.count("7")) == (0, 2), done.stderr
+
+
 def test_tensorflow_1_is_asked_for_by_an_option(tmp_path, tf1):
     script = (
         "import os, sys; print('DDL_TF1' in os.environ, sum('ddl_ops.tf1' in type(f).__module__"

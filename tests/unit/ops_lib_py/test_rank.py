@@ -43,6 +43,17 @@ def environment(folder: Path, rank: int = 0, size: int = 1, **more: str) -> dict
     }
 
 
+WARNED = """
+    import signal, sys
+    def told(*_):
+        print("warned")
+        sys.exit(5)
+    signal.signal(signal.SIGUSR2, told)
+    open("up", "w").write("up")
+    signal.pause()
+"""
+
+
 class Shim:
     """One started shim, its script, and what it leaves."""
 
@@ -614,6 +625,16 @@ def test_a_launcher_of_another_contract_starts_no_script(start):
     assert one.code == one.record()["exit_code"] == 126
     assert "of another release than ddl-airflow: process contract 1, and 99" in one.errors
     assert "Install the same release of both" in one.record()["reason"]
+
+
+def test_a_schedulers_warning_is_no_release(start, tmp_path):
+    """As of ``sbatch --signal=B:USR2@120``, which mpirun passes on."""
+    one = start(WARNED)
+    one.wait_for("up")
+    one.process.send_signal(signal.SIGUSR2)
+    one.end()
+    assert (one.code, one.log()) == (5, "warned\n")
+    assert not {"released", "asked_to_end"} & one.record().keys()
 
 
 def test_sigterm_goes_on_to_the_script_and_is_recorded_at_once(start, tmp_path):

@@ -107,6 +107,34 @@ def test_a_node_with_which_nobody_can_reduce_is_found(says, tmp_path):
     assert wrong(tmp_path) == {"c": "no reduction with a: no route"}
 
 
+# As one on nodes that read their Python from a cold disk: they are late, and then reduce as slowly.
+LATE = """#!{python}
+import json, sys, time
+time.sleep(1.5)
+for line in {looks}:
+    print(json.dumps(line), flush=True)
+time.sleep(1.5)
+print(json.dumps({reduced}), flush=True)
+"""
+
+
+def test_nodes_that_start_slowly_may_reduce_slowly(says, tmp_path, monkeypatch):
+    monkeypatch.setattr("ddl_airflow.launchers.preflight._PREFLIGHT_S", 0.5)
+    monkeypatch.setattr("ddl_airflow.launchers.preflight._PAIR_S", 0.0)
+    said = {"looks": [look("a"), look("b"), look("c")], "reduced": reduced("a", "b", "c")}
+    (tmp_path / "mpirun").write_text(LATE.format(python=sys.executable, **said))
+    assert wrong(tmp_path) == {}
+
+
+def test_nodes_that_never_start_are_not_waited_for(says, tmp_path, monkeypatch):
+    monkeypatch.setattr("ddl_airflow.launchers.job_preflight._START_S", 0.3)
+    monkeypatch.setattr("ddl_airflow.launchers.preflight._PAIR_S", 0.0)
+    (tmp_path / "mpirun").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    found = wrong(tmp_path)
+    assert list(found) == ["a", "b", "c"]
+    assert "does not answer: it did not end within 0 s. Look at firewalls" in found["a"]
+
+
 def test_ranks_start_only_where_all_are_well(says, tmp_path, monkeypatch):
     given = ["--python", "/opt/python", "--slots", "2", "--records", str(tmp_path)]
     argv = [*given, "--hostfile", str(tmp_path / "hosts"), "--", "/bin/true", "-n"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -177,6 +178,51 @@ def test_a_host_is_compared_with_what_the_others_do_at_the_same_time() -> None:
     found, wrong = linked("abc", measure)
     assert wrong == {}
     assert found["a", "c"] == 1e9
+
+
+@pytest.mark.parametrize("hosts", ["ab", "abcd"])
+def test_hosts_that_were_slow_to_start_once_are_well(hosts: str) -> None:
+    measured = 0
+
+    def measure(some: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
+        nonlocal measured
+        measured += 1
+        if measured == 1:
+            return None, "it did not end within 16 s"
+        pairs = [[a, b, 1e9] for a, b in itertools.combinations(range(len(some)), 2)]
+        return {"pairs": pairs, "wrong": []}, ""
+
+    found, wrong = linked(hosts, measure)
+    assert wrong == {} and len(found) == len(hosts) * (len(hosts) - 1) // 2
+
+
+def test_hosts_that_reduce_in_pairs_and_never_together_are_refused() -> None:
+    def measure(some: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
+        if len(some) == 3:
+            return None, "no"
+        return {"pairs": [[0, 1, 1e9]], "wrong": []}, ""
+
+    assert linked("abc", measure) == ({}, {"c": "no reduction among all hosts: no"})
+
+
+def test_the_search_for_one_host_logs_in_nowhere_more_often_than_sshd_allows() -> None:
+    """Beyond ten logins that are under way it turns some away: MaxStartups."""
+    lock, now, most = threading.Lock(), 0, 0
+
+    def measure(some: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.05)
+        with lock:
+            now -= 1
+        if "m" in some:
+            return None, "no route"
+        return {"pairs": [[0, 1, 1e9]], "wrong": []}, ""
+
+    assert linked("abcdefghijklmnopqrst", measure)[1] == {"m": "no reduction with a: no route"}
+    assert most < 10
 
 
 def test_a_slow_link_is_no_slow_host() -> None:

@@ -263,6 +263,14 @@ def test_a_rank_that_listens_and_came_to_its_end_first_did_its_work(tmp_path):
     assert status_of(tmp_path, GOOD, first) == JobStatus(JobState.SUCCEEDED)
 
 
+def test_a_rank_that_says_that_it_was_released_has_not_done_its_work(tmp_path):
+    """It is no task of a cluster."""
+    released = {"released": 4.0, "ended": 4.1, "exit_code": 0, "preempted": {"step": 7}}
+    assert status_of(tmp_path, GOOD, released).state is not JobState.SUCCEEDED
+    killed = {"released": 4.0, "ended": 4.1, "exit_code": 137}
+    assert status_of(tmp_path, killed, killed).state is JobState.FAILED
+
+
 def test_released_parameter_server_has_succeeded_however_it_ended(tmp_path):
     released = {"task": "ps 0", "released": 4.0, "ended": 4.1, "exit_code": 143}
     assert status_of(tmp_path, SAVED, released).state is JobState.PREEMPTED

@@ -9,7 +9,9 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +25,7 @@ from ddl_airflow.core.manifest.load import load_manifest_text
 from ddl_airflow.core.plan import plan
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.launchers.slurm import MAKE_ROOM, SlurmLauncher
+from tests.limits import within
 
 SPEC = JobSpec(
     job_id="digits-manual-1a2b/train-1",
@@ -113,6 +116,34 @@ def test_the_script_leaves_a_copy_of_a_named_experiment(tmp_path, started):
     ran = started(tmp_path / ".wide.lock", (tmp_path / "wide", tmp_path / "copy"))
     assert (ran.returncode, ran.stdout) == (0, "mpirun ran"), ran.stderr
     assert (tmp_path / "copy" / "weights").read_text() == "7"
+
+
+# Says what it was sent, and ends then.
+LISTENS = """#!/bin/sh
+trap 'echo {name}; exit 3' {name}
+: > "{up}"
+while :; do /bin/sleep 0.05; done
+"""
+
+
+@pytest.mark.parametrize("name", ["USR1", "USR2", "URG"])
+def test_what_warns_a_job_reaches_mpirun_where_the_experiment_has_a_name(tmp_path, says, name):
+    """``sbatch --signal=B:USR1@120``, and ``B:USR2``; URG is ours."""
+    says("mpirun")
+    up = tmp_path / "up"
+    Path(shutil.which("mpirun")).write_text(LISTENS.format(name=name, up=up))
+    (tmp_path / "wide").mkdir()
+    keep = ["--keep", str(tmp_path / "wide"), str(tmp_path / "copy")]
+    locked = [sys.executable, "-m", "ddl_ops.locked", *keep, str(tmp_path / ".lock"), "it", "--"]
+    with subprocess.Popen([*locked, shutil.which("mpirun")], stdout=subprocess.PIPE) as process:
+        deadline = time.monotonic() + within(20)
+        while not up.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(getattr(signal, f"SIG{name}"))
+        said, _ = process.communicate(timeout=within(20))
+    assert (said.decode().split(), process.returncode) == ([name], 3)
+    assert not (tmp_path / "copy").exists()
 
 
 def test_the_script_holds_the_lock_and_says_who(tmp_path, started):
@@ -242,6 +273,39 @@ def test_a_job_that_slurm_took_though_it_answered_too_late_is_found(tmp_path, sa
     assert submitted(tmp_path).number == 4712
 
 
+# Says why it waits, and does not come to an end.
+BUSY = """#!/bin/sh
+echo "sbatch: Slurm job queue full, sleeping and retrying" >&2
+exec /bin/sleep 60
+"""
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_controller_that_keeps_sbatch_waiting_leaves_no_job_that_nobody_watches(
+    tmp_path, says, monkeypatch, taken
+):
+    monkeypatch.setattr("ddl_airflow.launchers.slurm._SUBMIT_S", 0.5)
+    says("sbatch")
+    Path(shutil.which("sbatch")).write_text(BUSY)
+    says("squeue", "4712\n" if taken else "")
+    if taken:
+        assert submitted(tmp_path).number == 4712
+        return
+    with pytest.raises(LaunchError, match="sbatch gave no answer .*: Slurm job queue full"):
+        submitted(tmp_path)
+
+
+def test_a_refusal_has_all_that_the_sites_plug_in_says(tmp_path, says):
+    said = (
+        "sbatch: error: Please give --account and --time.\n"
+        "sbatch: error: Batch job submission failed: Unspecified error\n"
+    )
+    says("sbatch", error=said, code=1)
+    words = "Please give --account and --time; Batch job submission failed: Unspecified error"
+    with pytest.raises(SubmitFailed, match=words):
+        submitted(tmp_path)
+
+
 def test_a_job_in_a_partition_that_slurm_hides_is_found(says, handle):
     """It would be submitted a second time."""
     says("squeue", "12\n", when="--me --all")
@@ -273,6 +337,8 @@ def test_a_host_without_slurm_says_so(tmp_path, says):
         ("OUT_OF_MEMORY OutOfMemory", "lost", "--mem=16G"),
         ("PREEMPTED None", "preempted", "had to make room"),
         ("NODE_FAIL None", "lost", "a node failed"),
+        ("SUSPENDED None", "running", "suspended, on n[1-2]"),
+        ("RESV_DEL_HOLD Reservation", "pending", "in Slurm's queue (Reservation)"),
     ],
 )
 def test_states(says, handle, told, state, reason):
@@ -329,6 +395,14 @@ def test_ranks_on_wrong_hosts_are_noticed_early_whatever_the_time_zone(
         ("PartitionNodeLimit", ("UNLIMITED", 8, 1), "2 nodes, and partition gpu has 1"),
         ("PartitionNodeLimit", ("1", 8, 2), "2 nodes, and partition gpu allows 1"),
         ("PartitionConfig", ("UNLIMITED", 7, 2), "8 cores, and partition gpu has 7"),
+        ("ReservationDeleted", ("UNLIMITED", 8, 2), "its reservation is gone"),
+        ("QOSMaxWallDurationPerJobLimit", ("UNLIMITED", 8, 2), "launcher.time_limit"),
+        ("QOSMaxGRESPerJob", ("UNLIMITED", 8, 2), "one job may not have so much"),
+        ("AssocMaxNodePerJobLimit", ("UNLIMITED", 8, 2), "one job may not have so much"),
+        # What others of the account, or of the user, have now passes, too.
+        ("QOSMaxCpuMinutesPerJobLimit", ("UNLIMITED", 8, 2), ""),
+        ("QOSMaxJobsPerUserLimit", ("UNLIMITED", 8, 2), ""),
+        ("AssocGrpNodeLimit", ("UNLIMITED", 8, 2), ""),
         # Its nodes are down: that passes.
         ("PartitionNodeLimit", ("UNLIMITED", 8, 2), ""),
         ("PartitionDown", ("UNLIMITED", 8, 2), ""),

@@ -25,7 +25,7 @@ from airflow.sdk.execution_time import macros
 
 from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.errors import LaunchError, SettingInvalid
-from ddl_airflow.core.job import StartedJob
+from ddl_airflow.core.job import JobHandle, StartedJob
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StageDataStep, StoreReference, TrainStep
 from ddl_airflow.launchers.processes import marked
@@ -1167,6 +1167,18 @@ def test_a_training_that_gets_nowhere_waits_longer_each_time_and_fails_in_the_en
     with pytest.raises(AirflowFailException, match="make room 5 times.*preemptions allows .4."):
         scheduled.execute_complete(context, ended(wish.trigger))
     assert not layout.scheduled_job.exists()
+
+
+def test_a_job_that_had_its_nodes_for_long_is_not_taken_to_have_got_nowhere(layout):
+    """Its script may have saved by itself, and not know of preemptions."""
+    for number, held_s in enumerate((5, 5, 5, 3600), 1):
+        records = layout.records(number)
+        records.mkdir(parents=True)
+        record = {"rank": 0, "started": time.time() - held_s}  # killed, so nobody noted its end
+        (records / "rank-0.json").write_text(json.dumps(record))
+        job = JobHandle("slurm", f"digits/train-{number}", number, 1, records, layout.logs)
+        Preemptions(layout).add(job, number, None)
+        assert Preemptions(layout).wait_s == (0, 15, 30, 0)[number - 1]
 
 
 def test_ranks_here_that_make_room_are_started_again(train, layout, context_of, capsys):
