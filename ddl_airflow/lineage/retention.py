@@ -31,6 +31,7 @@ from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.storage.cleaning import LEFT_S, Removed
 from ddl_airflow.storage.publication import (
     marker_of,
+    own_name,
     published_at,
     restore,
     results_in,
@@ -153,12 +154,13 @@ def _saved(
         if now() - max(obj.modified for obj in objects) <= keep_s:
             continue
         place = store.at(f"{training}/{SNAPSHOTS}")
-        if why := why_not_ours(obj.key.removeprefix(f"{training}/{SNAPSHOTS}/") for obj in objects):
+        keys = [obj.key.removeprefix(f"{training}/{SNAPSHOTS}/") for obj in objects]
+        if why := why_not_ours(keys):
             _log.warning("%s is left: %s", place.uri, why)
             continue
         yield Removed("saved checkpoints", place.uri, sum(obj.size for obj in objects))
         if not dry_run:
-            drop(place)
+            drop(place, keys)
 
 
 def _retire(
@@ -215,11 +217,13 @@ def _named(store: ObjectStore, listed: list[StoredObject]) -> tuple[set[str], li
 
 
 def _named_by(store: ObjectStore, dag_id: str) -> set[str]:
-    """The publications that are named by a DAG's pointers, or the history of production."""
+    """The publications that are named by a DAG's pointers, or the history of production; also as
+    they are listed, where a link was named.
+    """
     named: set[str] = set()
     if pointer := read_pointer(store, dag_id, LATEST):
         named.add(pointer["publication"])
     if pointer := read_pointer(store, dag_id, PRODUCTION):
         every = (pointer, *pointer["before"], *pointer["history"])
         named |= {one["publication"] for one in every}
-    return named
+    return named | {own_name(store, one) for one in named}

@@ -394,6 +394,7 @@ class FolderStore:
         self._within = [self.path.resolve()] if within is not None and not within else within
         self._selection = ALL
         self._passed_over: frozenset[Path] = frozenset()
+        self._told_of_links: Callable[[Path, Path], object] | None = None
         self.uri = self._root.as_uri()
 
     @classmethod
@@ -439,6 +440,28 @@ class FolderStore:
         store = copy.copy(self)
         store._passed_over = frozenset(self._root / name for name in folders)
         return store
+
+    def once(self, told: Callable[[Path, Path], object]) -> Self:
+        """The same files, each listed under one name: none is reached by a link to a folder that is
+        in here, too.
+
+        Args:
+            told: is called with each such link, and where it leads, also if nothing is there.
+        """
+        store = copy.copy(self)
+        store._told_of_links = told
+        return store
+
+    def own_key(self, key: str) -> str:
+        """The key under which ``once`` lists what has this one; the same, if no link in here leads
+        there.
+        """
+        with suppress(StagingError):  # it may be a person's, or a damaged file's
+            # Not ``Path.resolve``, which refuses links in a circle.
+            real, root = Path(os.path.realpath(self._path(key))), self._root.resolve()
+            if real.is_relative_to(root):
+                return real.relative_to(root).as_posix()
+        return key
 
     def check_writable(self) -> None:
         """Looks whether files could be put here, or where the folder would be made.
@@ -488,7 +511,8 @@ class FolderStore:
                 continue
             try:
                 if path.is_dir():
-                    yield from self._walk(path, parents | {here})
+                    if not self._is_another_name(path):
+                        yield from self._walk(path, parents | {here})
                 elif not path.name.startswith(PART_PREFIX):
                     self._check_within(path)
                     yield self._object(path.relative_to(self._root).as_posix(), path.stat())
@@ -498,10 +522,22 @@ class FolderStore:
                 if self._is_left_out(path, error):
                     continue
                 if isinstance(error, FileNotFoundError) and path.is_symlink():
+                    if self._is_another_name(path):
+                        continue
                     raise SourceMissing(
                         f"{path} is a link to {os.readlink(path)}, which is not there. {_LEAVE_OUT}"
                     ) from error
                 raise
+
+    def _is_another_name(self, path: Path) -> bool:
+        """Of a folder that is in here, or was."""
+        if self._told_of_links is None or not path.is_symlink():
+            return False
+        real = Path(os.path.realpath(path))
+        if not real.is_relative_to(self.path.resolve()):
+            return False
+        self._told_of_links(path, real)
+        return True
 
     def _is_left_out(self, path: Path, error: Exception) -> bool:
         key = path.relative_to(self._root).as_posix()

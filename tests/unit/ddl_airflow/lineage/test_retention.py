@@ -161,6 +161,53 @@ def test_of_results_that_were_moved_those_stay_that_were_published_last(publishe
     assert sorted(clean(FolderStore(copy))) == sorted(names[:3])
 
 
+def test_what_a_link_names_a_second_time_is_one_publication(published, store, caplog):
+    """A person has made it, for whoever loads the newest model by one path."""
+    older, newest = published(1, keep=2), published(2, keep=2)
+    serves = published(3, keep=2)
+    promote(store, "digits", serves)
+    training, _, name = serves.partition("/")
+    (store.path / "current").symlink_to(training)
+    (store.path / "by-name").mkdir()
+    (store.path / "by-name" / name).symlink_to(f"../{serves}")
+    for days in (0, 7):
+        assert clean(store, days=days) == [older]
+        for kept in (newest, serves):
+            assert missing_from(store.at(kept)) == []
+    said = f"{store.path}/current is passed over: it is a link to {store.path}/{training}, and"
+    assert caplog.text.count(said) == 1
+    assert [one["publication"] for one in read_index(store, rebuild=True)].count(serves) == 1
+    assert f"current/{name}" not in {one["publication"] for one in read_index(store)}
+    assert lost(store).gone == {}
+
+
+def test_what_production_names_by_a_link_stays(published, store):
+    names = [published(number, keep=1) for number in range(3)]
+    (store.path / "current").symlink_to("digits-0")
+    (store.path / "before").symlink_to("digits-1")
+    assert promote(store, "digits", "before")["publication"] == names[1]
+    # As an earlier version of ours has named it.
+    key = "digits/production.json"
+    pointer = store.read_bytes(key).decode()
+    store.put_bytes(key, pointer.replace("digits-1/", "before/").encode())
+    assert clean(store) == [names[0]] == clean(store, days=7)
+    assert missing_from(store.at(names[1])) == []
+    assert lost(store, dag_ids=["digits"]).gone == {}
+
+
+def test_nothing_is_removed_through_a_link_in_what_goes(published, store):
+    """Of a publication without a marker, and of saved checkpoints."""
+    kept = published(1)
+    left = f"digits-{'0' * 32}/{'a' * 16}-{'b' * 8}"
+    store.put_bytes(f"{left}/lineage.json", b"{}")
+    store.put_bytes("lost/_checkpoints/try.json", b"1")
+    for folder in (left, "lost/_checkpoints"):
+        (store.path / folder / "chunks").symlink_to(store.path / kept / "model")
+    assert clean(store, days=40) == [left, "lost/_checkpoints"]
+    assert missing_from(store.at(kept)) == []
+    assert not (store.path / left / "lineage.json").exists()
+
+
 class Overtaken:
     """A store whose user calls ``turn`` before each operation."""
 
