@@ -464,6 +464,16 @@ class FolderStore:
         return key
 
     def check_writable(self) -> None:
+    def last_change(self, key: str) -> float:
+        """When a file, or with "" what is in the folder itself, came to be as it is, in seconds
+        since 1970: a copy that has the time of its original did so when it was made. 0: it is gone.
+        """
+        path = self._path(key) if key else self._root
+        with os_errors(path), suppress(FileNotFoundError):
+            found = os.lstat(path)
+            return max(found.st_mtime, found.st_ctime)
+        return 0.0
+
         """Looks whether files could be put here, or where the folder would be made.
 
         Raises:
