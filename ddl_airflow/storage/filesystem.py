@@ -63,6 +63,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 _NO_LINKS = (errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)  # of a file, in its folder
 _LOCK_PREFIX = f"{PART_PREFIX}lock-"
 _LEAVE_OUT = "Remove it. In data, training_data_reference.exclude can leave it out."
+_TO_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 # Far longer than to replace a small file takes.
 _REPLACED_S = 60.0
 
@@ -569,7 +570,7 @@ class FolderStore:
 
     def _opened(self, path: Path) -> int:
         """A descriptor of a regular file, to be read."""
-        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        opened = os.open(path, _TO_READ)
         try:
             self._check_within(path, place_of(opened))
             self._object(path.relative_to(self._root).as_posix(), os.fstat(opened))
@@ -683,7 +684,7 @@ class FolderStore:
         source = self._path(obj.key)
         with open(self._opened(source), "rb") as reader:
             yield reader
-            found = self._object(obj.key, os.fstat(reader.fileno()))
+            found = self._object(obj.key, _stat_anew(reader.fileno(), source))
             if found != obj or reader.tell() != obj.size:
                 raise TransferCorrupt(
                     f"{source} changed while it was read. Try again when it is complete."
@@ -881,6 +882,21 @@ def place_of(descriptor: int) -> Path:
 
 def _copy(reader: BinaryIO, writer: BinaryIO, digest: Digest, advance: Advance) -> None:
     """Copies, and flushes to disk; ``digest`` gets what was read."""
+def _stat_anew(opened: int, path: Path) -> os.stat_result:
+    """What an open file is now, also where another host has written to it: NFS asks the server when
+    a file is opened, and goes by what it was told then while it is open.
+    """
+    with suppress(OSError):  # removed, or replaced: what is open has not changed by that
+        again = os.open(path, _TO_READ)
+        try:
+            found = os.fstat(again)
+        finally:
+            os.close(again)
+        if os.path.samestat(found, os.fstat(opened)):
+            return found
+    return os.fstat(opened)
+
+
     while chunk := reader.read(CHUNK):
         writer.write(chunk)
         digest.update(chunk)
