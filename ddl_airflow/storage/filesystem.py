@@ -464,7 +464,6 @@ class FolderStore:
                 return real.relative_to(root).as_posix()
         return key
 
-    def check_writable(self) -> None:
     def last_change(self, key: str) -> float:
         """When a file, or with "" what is in the folder itself, came to be as it is, in seconds
         since 1970: a copy that has the time of its original did so when it was made. 0: it is gone.
@@ -475,6 +474,7 @@ class FolderStore:
             return max(found.st_mtime, found.st_ctime)
         return 0.0
 
+    def check_writable(self) -> None:
         """Looks whether files could be put here, or where the folder would be made.
 
         Raises:
@@ -713,8 +713,15 @@ class FolderStore:
         final = self._path(key)
         with self._part_of(final, needed) as (folder, part, writer):
             write(writer)
+            made = os.fstat(writer.fileno())
             writer.close()
-            os.replace(part, final.name, src_dir_fd=folder, dst_dir_fd=folder)
+            try:
+                os.replace(part, final.name, src_dir_fd=folder, dst_dir_fd=folder)
+            except FileNotFoundError:
+                # NFS may do it, lose the answer and be asked again.
+                there = os.stat(final.name, dir_fd=folder, follow_symlinks=False)
+                if not os.path.samestat(made, there):
+                    raise
             found = os.stat(final.name, dir_fd=folder, follow_symlinks=False)
         return self._object(key, found)
 
@@ -875,13 +882,6 @@ class FolderStore:
         self.delete([one.key])
 
 
-def place_of(descriptor: int) -> Path:
-    """Where an open file or folder lies: proc(5). No link is on that path."""
-    return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-
-
-def _copy(reader: BinaryIO, writer: BinaryIO, digest: Digest, advance: Advance) -> None:
-    """Copies, and flushes to disk; ``digest`` gets what was read."""
 def _stat_anew(opened: int, path: Path) -> os.stat_result:
     """What an open file is now, also where another host has written to it: NFS asks the server when
     a file is opened, and goes by what it was told then while it is open.
@@ -897,6 +897,13 @@ def _stat_anew(opened: int, path: Path) -> os.stat_result:
     return os.fstat(opened)
 
 
+def place_of(descriptor: int) -> Path:
+    """Where an open file or folder lies: proc(5). No link is on that path."""
+    return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+
+def _copy(reader: BinaryIO, writer: BinaryIO, digest: Digest, advance: Advance) -> None:
+    """Copies, and flushes to disk; ``digest`` gets what was read."""
     while chunk := reader.read(CHUNK):
         writer.write(chunk)
         digest.update(chunk)
