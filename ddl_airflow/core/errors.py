@@ -108,7 +108,7 @@ class StagingError(DdlError):
 
 
 class SourceMissing(StagingError):
-    """No such bucket, key or folder."""
+    """No such bucket, key or folder. What went since it was listed may be tried again."""
 
     retryable = False
 

@@ -40,7 +40,13 @@ from ddl_airflow.lineage.production import (
     pointers_of,
 )
 from ddl_airflow.lineage.record import LINEAGE
-from ddl_airflow.storage.publication import PUBLICATION, marker_of, published_at, results_in
+from ddl_airflow.storage.publication import (
+    PUBLICATION,
+    marker_of,
+    own_name,
+    published_at,
+    results_in,
+)
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore, check_keys
 
 SCHEMA = "ddl-airflow/index/1"
@@ -261,7 +267,11 @@ def lost(store: ObjectStore, training_id: str = "", dag_ids: Iterable[str] = ())
     listed = (prefix + obj.key for obj in found_there)
     there = {key.rpartition("/")[0] for key in listed if key.endswith((SUCCESS, RETIRED, LINEAGE))}
     of_it = {name: who for name, who in sorted(knows.items()) if name.startswith(prefix)}
-    gone = {name: who for name, who in of_it.items() if name not in there}
+    gone = {
+        name: who
+        for name, who in of_it.items()
+        if name not in there and own_name(store, name) not in there
+    }
     present = {name: index[name] for name in of_it if name in index and name not in gone}
     unread = _unread(present | _looked_at_again(store, present)[0])
     return Lost(len(of_it), gone, notes, unread)
@@ -345,8 +355,10 @@ def _misses_named(store: ObjectStore, known: Mapping[str, Summary], pointer: Rea
         # Who asks for production hears of a damaged pointer.
         with suppress(StagingError, *DAMAGED):
             said = pointer(*asked)
-            if said is not None and said["publication"] not in known:
-                return _of_record(store, said["publication"], 0.0) is not None
+            if said is not None:
+                name = own_name(store, said["publication"])
+                if name not in known and said["publication"] not in known:
+                    return _of_record(store, name, 0.0) is not None
         return False
 
     dag_ids = {one["dag_id"] for one in known.values() if "dag_id" in one}

@@ -25,6 +25,7 @@ from ddl_airflow.lineage.record import LINEAGE, in_digests_of
 from ddl_airflow.storage.publication import (
     PUBLICATION,
     missing_from,
+    own_name,
     publications,
     restore,
     results_in,
@@ -279,6 +280,7 @@ def promote(
         )
     if "/" not in publication and (there := publications(store.at(publication))):
         publication = f"{publication}/{next(iter(there))}"
+    publication = own_name(store, publication)
     if gone := missing_from(store.at(publication)):
         raise NoSuchModel(
             f"{store.uri}/{publication} is not there, or not as it was published: {gone[0]} is "

@@ -14,7 +14,7 @@ import logging
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError
@@ -29,8 +29,10 @@ from ddl_airflow.lineage.production import (
 )
 from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.storage.cleaning import LEFT_S, Removed
+from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.publication import (
     marker_of,
+    own_name,
     published_at,
     restore,
     results_in,
@@ -41,7 +43,7 @@ from ddl_airflow.storage.snapshots import SNAPSHOTS, drop, why_not_ours
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore, StoredObject
 
 _SAVED_S = 30 * 86400.0  # checkpoints of a training that nobody has gone on with
-_SAVED = re.compile(rf"([^/]+)/{SNAPSHOTS}/.+")
+_SAVED = re.compile(rf"([^/]+)/{SNAPSHOTS}/(.+)")
 # <training id>/<content>-<token>/..., as ``ddl_airflow.storage.publication.publish`` names it.
 _PUBLISHED = re.compile(r"([^/]+/[0-9a-f]{16}-[0-9a-f]{8})/.+")
 _log = logging.getLogger(__name__)
@@ -82,7 +84,17 @@ def clean_results(
         if publication in named:
             to_restore.append(target)
             continue
-        if now() - max(obj.modified for obj in objects.values()) <= LEFT_S:
+        if not _is_older(target, objects, LEFT_S, now):
+            continue
+        # A listing may be behind, of the pointers as well: all of it would go.
+        if target.read_version(SUCCESS) is not None:
+            _log.warning(
+                "%s is left: it has a %s, which the listing does not show", target.uri, SUCCESS
+            )
+            continue
+        dag_id = marker_of(target, RETIRED).get("dag_id")
+        if isinstance(dag_id, str) and publication in _named_by(store, dag_id):
+            to_restore.append(target)
             continue
         nbytes = sum(obj.size for obj in objects.values())
         # First: who is killed meanwhile leaves nothing that is missed.
@@ -116,6 +128,19 @@ def clean_results(
         raise unnoted
 
 
+def _is_older(
+    place: ObjectStore, objects: Mapping[str, StoredObject], age_s: float, now: Callable[[], float]
+) -> bool:
+    """Whether it is so long ago that anything changed there, where these objects are, by key."""
+    then = now() - age_s
+    if any(obj.modified >= then for obj in objects.values()):
+        return False
+    # Whoever copies or moves files has them keep their times: they look old before all are there.
+    return not isinstance(place, FolderStore) or all(
+        place.last_change(key) < then for key in ("", *objects)
+    )
+
+
 def _is_ours(publication: str, keys: Collection[str]) -> bool:
     """Whether what is called as a publication, and has these keys, is one of ours: others may call
     theirs by digests as well.
@@ -143,22 +168,23 @@ def _saved(
     now: Callable[[], float],
 ) -> Iterator[Removed]:
     """Removes checkpoints that were saved while a training ran, and that it has no use for."""
-    of_training: dict[str, list[StoredObject]] = defaultdict(list)
+    of_training: dict[str, dict[str, StoredObject]] = defaultdict(dict)
     for obj in listed:
         if match := _SAVED.fullmatch(obj.key):
-            of_training[match[1]].append(obj)
+            of_training[match[1]][match[2]] = obj
     published = {name.partition("/")[0] for name, objects in found.items() if SUCCESS in objects}
     for training, objects in of_training.items():
-        keep_s = LEFT_S if training in published else _SAVED_S
-        if now() - max(obj.modified for obj in objects) <= keep_s:
-            continue
         place = store.at(f"{training}/{SNAPSHOTS}")
-        if why := why_not_ours(obj.key.removeprefix(f"{training}/{SNAPSHOTS}/") for obj in objects):
+        keep_s = LEFT_S if training in published else _SAVED_S
+        if not _is_older(place, objects, keep_s, now):
+            continue
+        if why := why_not_ours(objects):
             _log.warning("%s is left: %s", place.uri, why)
             continue
-        yield Removed("saved checkpoints", place.uri, sum(obj.size for obj in objects))
+        nbytes = sum(obj.size for obj in objects.values())
+        yield Removed("saved checkpoints", place.uri, nbytes)
         if not dry_run:
-            drop(place)
+            drop(place, objects)
 
 
 def _retire(
@@ -215,11 +241,13 @@ def _named(store: ObjectStore, listed: list[StoredObject]) -> tuple[set[str], li
 
 
 def _named_by(store: ObjectStore, dag_id: str) -> set[str]:
-    """The publications that are named by a DAG's pointers, or the history of production."""
+    """The publications that are named by a DAG's pointers, or the history of production; also as
+    they are listed, where a link was named.
+    """
     named: set[str] = set()
     if pointer := read_pointer(store, dag_id, LATEST):
         named.add(pointer["publication"])
     if pointer := read_pointer(store, dag_id, PRODUCTION):
         every = (pointer, *pointer["before"], *pointer["history"])
         named |= {one["publication"] for one in every}
-    return named
+    return named | {own_name(store, one) for one in named}

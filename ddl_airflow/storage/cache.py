@@ -26,7 +26,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, BinaryIO, NamedTuple
 
-from ddl_airflow.core.errors import NoSpace, StagingError, TransferCorrupt
+from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError, TransferCorrupt
 from ddl_airflow.storage.download import journal_of
 from ddl_airflow.storage.filesystem import DISK_FULL, os_errors
 from ddl_airflow.storage.store import (
@@ -196,7 +196,8 @@ class Cache:
         facts = self._facts(blob)
         if facts is not None and store.caller in facts.callers:
             return
-        store.check_access(obj)
+        with _listed():
+            store.check_access(obj)
         if facts is not None and store.caller:
             with os_errors(blob):
                 self._keep(blob, facts._replace(callers=[*facts.callers, store.caller]))
@@ -384,7 +385,8 @@ class Cache:
     ) -> str:
         """Fetches an object into a file that becomes its blob, or goes; or is ``kept``."""
         try:
-            fetched = store.get(obj, part, advance)
+            with _listed():
+                fetched = store.get(obj, part, advance)
             self._take(store, obj, part, fetched)
         except BaseException as error:
             if not kept or _in_vain(error):
@@ -568,9 +570,20 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
+@contextmanager
+def _listed() -> Iterator[None]:
+    """Of an object that was listed before: that it is missing is nothing that stays so."""
+    try:
+        yield
+    except SourceMissing as error:
+        raise SourceMissing(
+            f"{error} It went since the data were listed.", retryable=True
+        ) from error
+
+
 def _in_vain(error: BaseException) -> bool:
     """Whether parts that have come are of no use to the next try, or in its way."""
-    if isinstance(error, (NoSpace, TransferCorrupt)):
+    if isinstance(error, (NoSpace, SourceMissing, TransferCorrupt)):
         return True
     if isinstance(error, OSError):  # over NFS, a full disk is told when the last is flushed
         return error.errno in DISK_FULL

@@ -126,8 +126,7 @@ def clean_workspace(
         use = _Use(is_open, may_run)
         yield from _runs(workspace, rules.runs, use, dry_run)
         yield from _experiments(workspace, rules, use, dry_run)
-        if rules.cache_bytes is not None:
-            yield from _cache(workspace, rules.cache_bytes, dry_run)
+        yield from _cache(workspace, rules.cache_bytes, dry_run)
 
 
 @dataclass(frozen=True)
@@ -298,8 +297,9 @@ def _half_removed(folder: Path, dry_run: bool) -> Iterator[Removed]:
                 _delete(path)
 
 
-def _cache(workspace: Path, budget: int, dry_run: bool) -> list[Removed]:
-    """Blobs that no run links to, those first that were used least lately.
+def _cache(workspace: Path, budget: int | None, dry_run: bool) -> list[Removed]:
+    """What killed stagers left; and down to the budget, if there is one, blobs that no run links
+    to, those first that were used least lately.
 
     A list, since whoever stages waits until it is complete: it must not hang on who reads it.
     """
@@ -329,7 +329,7 @@ def _cache(workspace: Path, budget: int, dry_run: bool) -> list[Removed]:
     )
 
 
-def _removed_of(cache: Cache, workspace: Path, budget: int, dry_run: bool) -> list[Removed]:
+def _removed_of(cache: Cache, workspace: Path, budget: int | None, dry_run: bool) -> list[Removed]:
     """What is removed of a cache that nobody uses."""
     removed = [*_left_of_archives(cache.root, dry_run)]
     for path in (cache.root / "blobs").glob("*/*.part"):
@@ -346,7 +346,9 @@ def _removed_of(cache: Cache, workspace: Path, budget: int, dry_run: bool) -> li
     return removed
 
 
-def _evictable(cache: Cache, workspace: Path, budget: int) -> Iterator[Blob]:
+def _evictable(cache: Cache, workspace: Path, budget: int | None) -> Iterator[Blob]:
+    if budget is None:
+        return iter(())
     blobs = []
     for path in (cache.root / "blobs").glob("*/*"):
         if path.name.endswith(".part"):

@@ -197,7 +197,7 @@ class CloudStore(ABC):
         if obj.size:
             self._source(obj).read(0, memoryview(bytearray(1)), _nothing)
         elif not self.exists(obj.key):
-            raise SourceMissing(f"{self._where(obj.key)}: was removed since it was listed")
+            raise SourceMissing(f"{self._where(obj.key)}: no such object.")
 
     def get(self, obj: StoredObject, path: Path, advance: Advance) -> Fetched:
         """Fetches it in ranges, tries those again that fail, and compares with what is listed."""

@@ -63,6 +63,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 _NO_LINKS = (errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)  # of a file, in its folder
 _LOCK_PREFIX = f"{PART_PREFIX}lock-"
 _LEAVE_OUT = "Remove it. In data, training_data_reference.exclude can leave it out."
+_TO_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 # Far longer than to replace a small file takes.
 _REPLACED_S = 60.0
 
@@ -394,6 +395,7 @@ class FolderStore:
         self._within = [self.path.resolve()] if within is not None and not within else within
         self._selection = ALL
         self._passed_over: frozenset[Path] = frozenset()
+        self._told_of_links: Callable[[Path, Path], object] | None = None
         self.uri = self._root.as_uri()
 
     @classmethod
@@ -439,6 +441,38 @@ class FolderStore:
         store = copy.copy(self)
         store._passed_over = frozenset(self._root / name for name in folders)
         return store
+
+    def once(self, told: Callable[[Path, Path], object]) -> Self:
+        """The same files, each listed under one name: none is reached by a link to a folder that is
+        in here, too.
+
+        Args:
+            told: is called with each such link, and where it leads, also if nothing is there.
+        """
+        store = copy.copy(self)
+        store._told_of_links = told
+        return store
+
+    def own_key(self, key: str) -> str:
+        """The key under which ``once`` lists what has this one; the same, if no link in here leads
+        there.
+        """
+        with suppress(StagingError):  # it may be a person's, or a damaged file's
+            # Not ``Path.resolve``, which refuses links in a circle.
+            real, root = Path(os.path.realpath(self._path(key))), self._root.resolve()
+            if real.is_relative_to(root):
+                return real.relative_to(root).as_posix()
+        return key
+
+    def last_change(self, key: str) -> float:
+        """When a file, or with "" what is in the folder itself, came to be as it is, in seconds
+        since 1970: a copy that has the time of its original did so when it was made. 0: it is gone.
+        """
+        path = self._path(key) if key else self._root
+        with os_errors(path), suppress(FileNotFoundError):
+            found = os.lstat(path)
+            return max(found.st_mtime, found.st_ctime)
+        return 0.0
 
     def check_writable(self) -> None:
         """Looks whether files could be put here, or where the folder would be made.
@@ -488,7 +522,8 @@ class FolderStore:
                 continue
             try:
                 if path.is_dir():
-                    yield from self._walk(path, parents | {here})
+                    if not self._is_another_name(path):
+                        yield from self._walk(path, parents | {here})
                 elif not path.name.startswith(PART_PREFIX):
                     self._check_within(path)
                     yield self._object(path.relative_to(self._root).as_posix(), path.stat())
@@ -498,10 +533,22 @@ class FolderStore:
                 if self._is_left_out(path, error):
                     continue
                 if isinstance(error, FileNotFoundError) and path.is_symlink():
+                    if self._is_another_name(path):
+                        continue
                     raise SourceMissing(
                         f"{path} is a link to {os.readlink(path)}, which is not there. {_LEAVE_OUT}"
                     ) from error
                 raise
+
+    def _is_another_name(self, path: Path) -> bool:
+        """Of a folder that is in here, or was."""
+        if self._told_of_links is None or not path.is_symlink():
+            return False
+        real = Path(os.path.realpath(path))
+        if not real.is_relative_to(self.path.resolve()):
+            return False
+        self._told_of_links(path, real)
+        return True
 
     def _is_left_out(self, path: Path, error: Exception) -> bool:
         key = path.relative_to(self._root).as_posix()
@@ -523,7 +570,7 @@ class FolderStore:
 
     def _opened(self, path: Path) -> int:
         """A descriptor of a regular file, to be read."""
-        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        opened = os.open(path, _TO_READ)
         try:
             self._check_within(path, place_of(opened))
             self._object(path.relative_to(self._root).as_posix(), os.fstat(opened))
@@ -637,7 +684,7 @@ class FolderStore:
         source = self._path(obj.key)
         with open(self._opened(source), "rb") as reader:
             yield reader
-            found = self._object(obj.key, os.fstat(reader.fileno()))
+            found = self._object(obj.key, _stat_anew(reader.fileno(), source))
             if found != obj or reader.tell() != obj.size:
                 raise TransferCorrupt(
                     f"{source} changed while it was read. Try again when it is complete."
@@ -666,8 +713,15 @@ class FolderStore:
         final = self._path(key)
         with self._part_of(final, needed) as (folder, part, writer):
             write(writer)
+            made = os.fstat(writer.fileno())
             writer.close()
-            os.replace(part, final.name, src_dir_fd=folder, dst_dir_fd=folder)
+            try:
+                os.replace(part, final.name, src_dir_fd=folder, dst_dir_fd=folder)
+            except FileNotFoundError:
+                # NFS may do it, lose the answer and be asked again.
+                there = os.stat(final.name, dir_fd=folder, follow_symlinks=False)
+                if not os.path.samestat(made, there):
+                    raise
             found = os.stat(final.name, dir_fd=folder, follow_symlinks=False)
         return self._object(key, found)
 
@@ -826,6 +880,21 @@ class FolderStore:
         with os_errors(path):
             self._removed(path)  # if it is a folder that was being made
         self.delete([one.key])
+
+
+def _stat_anew(opened: int, path: Path) -> os.stat_result:
+    """What an open file is now, also where another host has written to it: NFS asks the server when
+    a file is opened, and goes by what it was told then while it is open.
+    """
+    with suppress(OSError):  # removed, or replaced: what is open has not changed by that
+        again = os.open(path, _TO_READ)
+        try:
+            found = os.fstat(again)
+        finally:
+            os.close(again)
+        if os.path.samestat(found, os.fstat(opened)):
+            return found
+    return os.fstat(opened)
 
 
 def place_of(descriptor: int) -> Path:

@@ -207,7 +207,10 @@ def _key_in_publication(key: str) -> str:
 
 
 def results_in(store: ObjectStore) -> list[StoredObject]:
-    """All objects of a place of results.
+    """All objects of a place of results, each under one name.
+
+    A link to a folder that is there as well is passed over, with a warning: what a person links to
+    as ``current`` is no second publication, and may not be removed as one.
 
     A folder beside the trainings that may not be read is passed over, with a warning: at the top of
     a disk ``lost+found`` is root's alone. One of a training, or of a DAG's pointers, is not.
@@ -215,6 +218,8 @@ def results_in(store: ObjectStore) -> list[StoredObject]:
     Raises:
         StagingError: as ``ObjectStore.list``.
     """
+    if isinstance(store, FolderStore):
+        store = store.once(_warn_of_link)
     try:
         return store.list()
     except AccessDenied:
@@ -244,6 +249,19 @@ def _warn_of_private(place: str) -> None:
         "that has trainings there",
         place,
     )
+
+
+@cache
+def _warn_of_link(link: Path, folder: Path) -> None:
+    _log.warning(
+        "%s is passed over: it is a link to %s, and what is there counts by that name alone",
+        *(link, folder),
+    )
+
+
+def own_name(store: ObjectStore, publication: str) -> str:
+    """By which ``results_in`` lists a publication that somebody may have named by a link."""
+    return store.own_key(publication) if isinstance(store, FolderStore) else publication
 
 
 def publications(

@@ -610,14 +610,19 @@ def why_not_ours(keys: Iterable[str]) -> str:
     return "" if _OWNER in keys else f"it has no {_OWNER}"
 
 
-def drop(store: ObjectStore) -> None:
+def drop(store: ObjectStore, keys: Iterable[str] | None = None) -> None:
     """Removes what is below the place of a training's snapshots, these first.
+
+    Args:
+        store: the place.
+        keys: of what is to go; None: of all that is listed there.
 
     Raises:
         StagingError: as ``ObjectStore`` does.
     """
     with suppress(SourceMissing):
-        store.delete(_in_order(obj.key for obj in store.list()))
+        keys = (obj.key for obj in store.list()) if keys is None else keys
+        store.delete(_in_order(keys))
 
 
 def _in_order(keys: Iterable[str]) -> list[str]:

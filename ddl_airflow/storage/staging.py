@@ -160,7 +160,8 @@ def stage(
             folder is to be whole.
 
     Raises:
-        SourceMissing: no such bucket or folder, or nothing in it.
+        SourceMissing: no such bucket or folder, or nothing in it; or, and another try may help, an
+            object went since it was listed.
         NoSpace: the cache's disk has less room than there is to fetch; nothing was fetched then.
         StagingError: keys that cannot be files of one folder, and all that ``ObjectStore`` raises.
     """

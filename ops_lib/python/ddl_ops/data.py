@@ -124,9 +124,10 @@ def _below(folder: str, start: str, parents: frozenset[str]) -> Iterator[str]:
 
 def _wait_for(path: str, folder: str) -> None:
     while not os.path.exists(path):
-        complete = os.path.exists(os.path.join(folder, _COMPLETE))
-        if complete and not os.path.exists(path):
-            raise StagingFailed(f"{path} is gone: it was there when all of the data was.")
+        if os.path.exists(os.path.join(folder, _COMPLETE)):
+            _ask_anew(path)
+            if not os.path.exists(path):
+                raise StagingFailed(f"{path} is gone: it was there when all of the data was.")
         with suppress(FileNotFoundError):
             why = Path(folder, _FAILED).read_text("utf-8")
             raise StagingFailed(f"{path} does not come. The data could not be staged: {why}")
@@ -134,7 +135,12 @@ def _wait_for(path: str, folder: str) -> None:
             _require_there(path)
             return
         time.sleep(_LOOK_S)
-        # So that a host that shares the folder asks anew, and does not go by what it knows.
+        _ask_anew(path)
+
+
+def _ask_anew(path: str) -> None:
+    """Lets a host that shares the folder not go by what it knows of the files in it."""
+    with suppress(FileNotFoundError):
         os.close(os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY))
 
 

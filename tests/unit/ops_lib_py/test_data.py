@@ -106,6 +106,26 @@ def test_a_file_that_is_gone_is_not_waited_for(folder: Path) -> None:
         list(data.files())
 
 
+def test_the_last_file_is_not_gone_because_its_folder_was_looked_at_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over NFS: that there is no such file a host goes by until it opens the folder anew."""
+    grows(folder, ["a/b"])
+    come(folder, "a/b", ".complete")
+    real_open, real_exists, opened = os.open, os.path.exists, []
+
+    def noted(path: str, *args: int, **kwargs: int) -> int:
+        opened.append(path)
+        return real_open(path, *args, **kwargs)
+
+    def exists(path: str) -> bool:
+        return real_exists(path) and (not path.endswith("a/b") or os.path.dirname(path) in opened)
+
+    monkeypatch.setattr(os, "open", noted)
+    monkeypatch.setattr(os.path, "exists", exists)
+    assert named(folder, data.files()) == ["a/b"]
+
+
 @pytest.mark.parametrize("to", ["me@host.1234:1700000000", "/moved/since"])
 def test_a_link_to_nothing_is_not_waited_for(folder: Path, to: str) -> None:
     """Of a folder that was not staged: an editor's lock, and a file elsewhere."""

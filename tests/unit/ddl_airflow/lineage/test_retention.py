@@ -5,12 +5,14 @@ import os
 import shutil
 import time
 from contextlib import suppress
+from functools import partial
 from itertools import count
 
 import pytest
 from airflow.serialization.serialized_objects import DagSerialization
 
 from ddl_airflow import cli
+from ddl_airflow.commands import workspaces
 from ddl_airflow.core.errors import AccessDenied, NoSuchModel, StagingError
 from ddl_airflow.lineage.index import add, lost, read_index
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, promote, read_pointer
@@ -159,6 +161,121 @@ def test_of_results_that_were_moved_those_stay_that_were_published_last(publishe
     for number, name in enumerate(names):  # whichever was copied last
         os.utime(copy / name / "_SUCCESS", (time.time() - number, time.time() - number))
     assert sorted(clean(FolderStore(copy))) == sorted(names[:3])
+
+
+def test_what_a_link_names_a_second_time_is_one_publication(published, store, caplog):
+    """A person has made it, for whoever loads the newest model by one path."""
+    older, newest = published(1, keep=2), published(2, keep=2)
+    serves = published(3, keep=2)
+    promote(store, "digits", serves)
+    training, _, name = serves.partition("/")
+    (store.path / "current").symlink_to(training)
+    (store.path / "by-name").mkdir()
+    (store.path / "by-name" / name).symlink_to(f"../{serves}")
+    for days in (0, 7):
+        assert clean(store, days=days) == [older]
+        for kept in (newest, serves):
+            assert missing_from(store.at(kept)) == []
+    said = f"{store.path}/current is passed over: it is a link to {store.path}/{training}, and"
+    assert caplog.text.count(said) == 1
+    assert [one["publication"] for one in read_index(store, rebuild=True)].count(serves) == 1
+    assert f"current/{name}" not in {one["publication"] for one in read_index(store)}
+    assert lost(store).gone == {}
+
+
+def test_what_production_names_by_a_link_stays(published, store):
+    names = [published(number, keep=1) for number in range(3)]
+    (store.path / "current").symlink_to("digits-0")
+    (store.path / "before").symlink_to("digits-1")
+    assert promote(store, "digits", "before")["publication"] == names[1]
+    # As an earlier version of ours has named it.
+    key = "digits/production.json"
+    pointer = store.read_bytes(key).decode()
+    store.put_bytes(key, pointer.replace("digits-1/", "before/").encode())
+    assert clean(store) == [names[0]] == clean(store, days=7)
+    assert missing_from(store.at(names[1])) == []
+    assert lost(store, dag_ids=["digits"]).gone == {}
+
+
+def test_nothing_is_removed_through_a_link_in_what_goes(published, store):
+    """Of a publication without a marker, and of saved checkpoints."""
+    kept = published(1)
+    left = f"digits-{'0' * 32}/{'a' * 16}-{'b' * 8}"
+    store.put_bytes(f"{left}/lineage.json", b"{}")
+    store.put_bytes("lost/_checkpoints/try.json", b"1")
+    for folder in (left, "lost/_checkpoints"):
+        (store.path / folder / "chunks").symlink_to(store.path / kept / "model")
+    assert clean(store, days=40) == [left, "lost/_checkpoints"]
+    assert missing_from(store.at(kept)) == []
+    assert not (store.path / left / "lineage.json").exists()
+
+
+class Behind(FolderStore):
+    """Its listing lacks what ends so: of a bucket that is replicated, for a while."""
+
+    lacks = ()
+
+    def at(self, prefix):
+        return Behind(self.path, f"{self.prefix}/{prefix}")
+
+    def list(self):
+        return [obj for obj in super().list() if not obj.key.endswith(Behind.lacks)]
+
+
+def test_what_has_a_marker_that_is_not_listed_stays(published, store, monkeypatch, caplog):
+    names = [published(number) for number in range(2)]
+    monkeypatch.setattr(Behind, "lacks", (f"{names[0]}/_SUCCESS",))
+    for dry_run in (True, False):
+        assert clean(Behind(store.path), days=3, dry_run=dry_run) == []
+    assert missing_from(store.at(names[0])) == []
+    said = f"{store.uri}/{names[0]} is left: it has a _SUCCESS, which the listing does not show"
+    assert said in caplog.text
+
+
+def test_what_a_pointer_names_that_is_not_listed_gets_its_marker_back(
+    published, store, monkeypatch
+):
+    names = [published(number, keep=1) for number in range(2)]
+    pointer = json.dumps(promote(store, "digits", names[0]))
+    store.delete(["digits/production.json"])  # as if it was written a moment later
+    assert clean(store) == [names[0]]
+    store.put_bytes("digits/production.json", pointer.encode())
+    monkeypatch.setattr(Behind, "lacks", ("digits/production.json", "digits/latest.json"))
+    assert clean(Behind(store.path), days=3) == []
+    assert missing_from(store.at(names[0])) == []
+
+
+def test_what_is_being_moved_or_restored_is_left(published, store, tmp_path):
+    """Copies that keep the times of their files: `cp -a`, `rsync -a`."""
+    name, _ = published(1), published(2)
+    left = f"digits-{'0' * 32}/{'a' * 16}-{'b' * 8}"
+    store.put_bytes(f"{left}/model/graph", b"1")
+    for number in (2, 3):  # of a training that is published, and of one that is lost
+        store.put_bytes(f"digits-{number}/_checkpoints/try.json", b"1")
+    for path in store.path.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    copy = FolderStore(shutil.copytree(store.path, tmp_path / "copy"))
+    (copy.path / name / "_SUCCESS").unlink()  # not there yet
+    assert clean(copy) == clean(copy, days=1) == []
+    assert sorted(clean(copy, days=3)) == sorted([left, name, "digits-2/_checkpoints"])
+    assert clean(copy, days=40) == ["digits-3/_checkpoints"]
+
+
+def test_what_is_being_moved_away_is_left(published, store, monkeypatch):
+    """File by file: `rsync --remove-source-files`. The rest is as old as it ever was."""
+    name, _ = published(1), published(2)
+    for path in store.path.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    times = FolderStore.last_change
+
+    def of_old(self, key):
+        found = os.stat(self.path / self.prefix / key)
+        return found.st_mtime if key else times(self, key)
+
+    monkeypatch.setattr(FolderStore, "last_change", of_old)
+    (store.path / name / "_SUCCESS").unlink()
+    assert clean(store) == clean(store, days=1) == []
+    assert clean(store, days=3) == [name]
 
 
 class Overtaken:
@@ -500,11 +617,12 @@ LEFT = f"digits-{'0' * 32}/{'1' * 16}-{'2' * 8}"  # by an upload that was killed
 
 
 @pytest.fixture
-def disk(trainer, published, store, tmp_path):
+def disk(trainer, published, store, tmp_path, monkeypatch):
     """A place of results that another user has, at the top of a disk: with a folder of root's."""
     published(1)
     store.put_bytes(f"{LEFT}/model/graph", b"")
-    os.utime(tmp_path / "results" / LEFT / "model/graph", (1e9, 1e9))
+    later = partial(clean_results, now=lambda: time.time() + 3 * DAY_S)
+    monkeypatch.setattr(workspaces, "clean_results", later)
     place = trainer.place / "results"
     shutil.copytree(tmp_path / "results", place)
     for path in (place, *place.rglob("*")):

@@ -443,6 +443,25 @@ def test_parts_of_an_object_stay_for_the_next_try_and_not_for_ever(tmp_path):
     assert not any(part.exists() for part in parts)
 
 
+def test_what_killed_stagers_left_in_the_cache_goes_without_a_rule(tmp_path):
+    """And whole blobs stay; and all does while somebody stages."""
+    store, cache = FolderStore(tmp_path / "input"), Cache(tmp_path / "cache")
+    blob = cache.path(store, store.put_bytes("a", b"1"))
+    left = [blob.with_name(f"{blob.name}.bytes.part")]
+    left += [cache.root / "archives" / name for name in ("blobs/ab/abc", "unpacking/abc-def")]
+    for path in (blob, *left):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"1")
+    assert list(clean_workspace(tmp_path, Rules())) == []
+    age(cache.root, 3)
+    with cache.in_use():
+        assert list(clean_workspace(tmp_path, Rules())) == []
+    for dry_run in (True, False):
+        gone = list(clean_workspace(tmp_path, Rules(), dry_run=dry_run))
+        assert {one.place for one in gone} == {str(path) for path in left}
+    assert blob.exists() and not any(path.exists() for path in left)
+
+
 @pytest.mark.parametrize("what", ["folder", "link"])
 def test_nothing_is_evicted_where_it_cannot_be_seen_who_uses_it(run, tmp_path, monkeypatch, what):
     """As on a network file system whose server has been replaced."""

@@ -487,6 +487,48 @@ def test_get_of_a_file_that_changed_since_listing_is_corrupt(tmp_path):
         store.get(obj, tmp_path / "copy", ignore)
 
 
+def test_get_of_a_file_that_another_host_writes_to_is_corrupt(tmp_path, monkeypatch):
+    """NFS tells whoever opens a file; who has it open goes on with what it was told then."""
+    store, fstat, told = FolderStore(tmp_path / "data"), os.fstat, {}
+    obj = store.put_bytes("a", b"one")
+
+    def write(nbytes):
+        with open(tmp_path / "data" / "a", "r+b") as file:
+            file.write(b"two")
+
+    def when_it_was_opened(descriptor):
+        return told.setdefault(descriptor, fstat(descriptor))
+
+    monkeypatch.setattr(os, "fstat", when_it_was_opened)
+    with pytest.raises(TransferCorrupt, match="changed while it was read"):
+        store.get(obj, tmp_path / "copy", write)
+
+
+def test_a_rename_of_which_the_answer_was_lost_is_done(tmp_path, monkeypatch):
+    """NFS asks again, and hears that there is no such file."""
+    store, replace = FolderStore(tmp_path / "out"), os.replace
+    (tmp_path / "f").write_bytes(b"now")
+
+    def asked_twice(*names, **folders):
+        replace(*names, **folders)
+        replace(*names, **folders)
+
+    monkeypatch.setattr(os, "replace", asked_twice)
+    store.put_bytes("a", b"before")
+    stored = store.put(tmp_path / "f", "a", sha256(b"now"), ignore)
+    assert store.list() == [stored] and store.read_bytes("a") == b"now"
+
+    def in_vain(part, name, *, src_dir_fd, dst_dir_fd):
+        os.unlink(part, dir_fd=src_dir_fd)
+        replace(part, name, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+    monkeypatch.setattr(os, "replace", in_vain)  # another one stands there, or none
+    for key in ("a", "b"):
+        with pytest.raises(SourceMissing):
+            store.put_bytes(key, b"lost")
+    assert store.list() == [stored]
+
+
 def test_put_of_a_file_with_another_digest_leaves_nothing(tmp_path):
     (tmp_path / "f").write_bytes(b"now")
     store = FolderStore(tmp_path / "out")

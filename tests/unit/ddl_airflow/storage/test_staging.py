@@ -251,6 +251,22 @@ def test_stage_of_nothing_is_source_missing(tmp_path, cache):
         stage(FolderStore(tmp_path / "nowhere"), cache, tmp_path / "data")
 
 
+def test_what_went_since_it_was_listed_may_be_staged_by_the_next_try(tmp_path, source, cache):
+    """Whether it is to be fetched, or is in the cache and asked for."""
+    for in_cache in (False, True):
+        if in_cache:
+            stage(source, cache, tmp_path / "before")
+        listed = source.list()
+        source.delete([listed[-1].key])
+        behind = OddKeys(source.path, listed)
+        said = f"{listed[-1].key}.* It went since the data were listed"
+        with pytest.raises(SourceMissing, match=said) as caught:
+            stage(behind, cache, tmp_path / f"data {in_cache}")
+        assert caught.value.retryable
+        assert not [path for path in (tmp_path / "cache").rglob("*.part")]
+        source.put_bytes(listed[-1].key, b"again")
+
+
 def test_stage_of_more_than_the_disk_holds_fails_before_it_fetches(tmp_path, cache):
     with pytest.raises(NoSpace, match=r"needs 1,152,921,504,606,846,976 bytes, [\d,]+ are free"):
         stage(HugeFolder(tmp_path / "source"), cache, tmp_path / "data")
