@@ -138,6 +138,7 @@ class StageData(StepTry[StageDataStep]):
             {name: step.fixed() for name, step in self.context.later.items()},
             self.step.manifest.get("earlier_digests", ()),
             self.step.selection,
+            {name: summary[name] for name in ("uri", "resolved_uri") if name in summary},
         )
         write_part(
             layout,
