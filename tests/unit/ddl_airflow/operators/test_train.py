@@ -1388,5 +1388,6 @@ def test_a_secret_that_is_not_there_is_said_before_anything_starts(
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_ranks_without_gpus_are_told_so(train, layout, context_of, gpu):
-    env = job_of(train("1", gpu=gpu), context_of("training")).env
+    env = job_of(train("1", gpu=gpu, slots=2), context_of("training")).env
     assert env.get("DDL_NO_GPU") == (None if gpu else "1")
+    assert env["GPU_COUNT"] == ("2" if gpu else "0")  # of each learner
