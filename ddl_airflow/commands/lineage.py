@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from ddl_airflow.lineage.production import (
     pointers_of,
     read_pointer,
 )
-from ddl_airflow.lineage.record import LINEAGE, SO_FAR, check_files
+from ddl_airflow.lineage.record import IS_WHOLE, LINEAGE, SO_FAR, check_files
 from ddl_airflow.lineage.story import (
     described_difference,
     described_publications,
@@ -200,41 +201,55 @@ def _impact(options: argparse.Namespace) -> int:
         raise NoSuchModel(
             f"{store.uri}: nothing was published there. Give the data, then the place of results."
         )
-    wanted = _names_of(options.data)
-    made: dict[str, Summary] = {}
-    within: dict[str, set[str]] = {}  # of what may have had it: by what names
-    for one in known:
-        dataset = one["dataset"]
-        uris = {_plain(dataset["uri"]), _plain(dataset.get("resolved_uri", dataset["uri"]))}
-        inside = {
-            name.removeprefix(f"{uri}/")
-            for uri in uris
-            for name in wanted
-            if name.startswith(f"{uri}/")
-        }
-        if any(f"{uri}/".startswith(f"{name}/") for uri in uris for name in wanted):
-            made[one["publication"]] = one
-        elif inside:
-            within[one["publication"]] = inside
+    places = _Places(_names_of(options.data))
     # Whoever was trained on the same data has the same listing: one record answers for all of them.
-    alike: dict[tuple[str, str], list[Summary]] = {}
+    alike: dict[_Data, list[Summary]] = {}
+    asked: dict[_Data, set[str]] = {}  # what may have had it: by what names
     for one in known:
-        if one["publication"] in within:
-            dataset = one["dataset"]
-            alike.setdefault((dataset["uri"], dataset["fingerprint"]), []).append(one)
-    asked = list(alike.values())
-    unread = dict(unreadable)
+        alike.setdefault(_data(one), []).append(one)
+        for read in (one, *one.get("went_on_from", ())):
+            if inside := places.inside(read["dataset"]):
+                asked.setdefault(_data(read), set()).update(inside)
+    had: dict[_Data, bool | None] = {}
     with ThreadPoolExecutor(_READERS) as pool:
-        looks = pool.map(lambda of: _had(store, of, within[of[0]["publication"]]), asked)
-        for number, (of, had) in enumerate(zip(asked, looks, strict=True), 1):
+        looks = pool.map(lambda data: _had(store, alike.get(data, ()), asked[data]), asked)
+        for number, (data, found) in enumerate(zip(asked, looks, strict=True), 1):
             _say_progress(number, len(asked))
-            if had:
-                made |= {one["publication"]: one for one in of}
-            elif had is None:
-                for one in of:
-                    removed = "removed" in one
-                    why = "it was removed" if removed else f"its {LINEAGE} cannot be read"
-                    unread[one["publication"]] = why
+            had[data] = found
+
+    def is_of_it(read: Mapping[str, Any]) -> bool | None:
+        dataset = read["dataset"]
+        if "uri" not in dataset:  # it was staged by an earlier version of ours
+            return None
+        if places.around(dataset):
+            return True
+        return had[_data(read)] if places.inside(dataset) else False
+
+    made: dict[str, Summary] = {}
+    unread = dict(unreadable)
+    for one in known:
+        name, before = one["publication"], one.get("went_on_from", ())
+        of_it = is_of_it(one)
+        others = {other["training_id"]: is_of_it(other) for other in before}
+        if of_it or any(others.values()):
+            made[name] = one
+        if of_it:
+            continue
+        if went_on := [training_id for training_id, answer in others.items() if answer]:
+            said = f"{name} went on from what {' and '.join(went_on[:_MOST_NAMED])} had made of it"
+            print(printable(f"note: {said}"), file=sys.stderr)
+        elif of_it is None:
+            removed = "removed" in one
+            unread[name] = "it was removed" if removed else f"its {LINEAGE} cannot be read"
+        elif unknown := [training_id for training_id, answer in others.items() if answer is None]:
+            unread[name] = f"it went on from what {unknown[0]} left, and no record lists its data"
+    in_experiments = {_experiment(one) for one in made.values()}
+    for one in known:
+        name, experiment = one["publication"], one.get("experiment")
+        whole = experiment is None or one.get(IS_WHOLE)
+        if name not in made and not whole and experiment in in_experiments:
+            why = f"it was trained in experiment {experiment} as well, and nobody noted after whom"
+            unread.setdefault(name, why)
     _say(
         _with_production(pointer, [one for one in known if one["publication"] in made]),
         options.json,
@@ -246,6 +261,45 @@ def _impact(options: argparse.Namespace) -> int:
         said = f"{name}: nobody knows whether it was made from that: {why}"
         print(printable(f"ddl-airflow: {said}"), file=sys.stderr)
     return 1 if unread else 0
+
+
+# What tells data apart: where they were, and their fingerprint.
+_Data = tuple[str, str]
+
+
+def _data(read: Mapping[str, Any]) -> _Data:
+    return read["dataset"].get("uri", ""), read["dataset"]["fingerprint"]
+
+
+def _experiment(one: Summary) -> str:
+    return str(one.get("experiment") or one["training_id"])
+
+
+@dataclass(frozen=True)
+class _Places:
+    """What a person asks for, and how datasets lie to that."""
+
+    wanted: Collection[str]
+
+    def around(self, dataset: Mapping[str, Any]) -> bool:
+        """Whether it is the dataset, or a folder around it."""
+        uris = _uris(dataset)
+        return any(f"{uri}/".startswith(f"{name}/") for uri in uris for name in self.wanted)
+
+    def inside(self, dataset: Mapping[str, Any]) -> set[str]:
+        """By what keys it would be an object or a folder in the dataset."""
+        if self.around(dataset):
+            return set()
+        return {
+            name.removeprefix(f"{uri}/")
+            for uri in _uris(dataset)
+            for name in self.wanted
+            if name.startswith(f"{uri}/")
+        }
+
+
+def _uris(dataset: Mapping[str, Any]) -> set[str]:
+    return {_plain(dataset[name]) for name in ("uri", "resolved_uri") if name in dataset}
 
 
 def _names_of(data: str) -> set[str]:

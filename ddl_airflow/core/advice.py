@@ -11,6 +11,7 @@ from typing import NamedTuple
 VARIABLES = (
     *("DATA_DIR", "RESULT_DIR", "MODEL_DIR", "CHECKPOINT_DIR", "LOG_DIR", "JOB_STATE_DIR"),
     *("TRAINING_ID", "JOB_NAME", "EXPERIMENT_ID", "EXPERIMENT_DIR", "LEARNER_ID"),
+    *("NUM_LEARNERS", "GPU_COUNT", "DLAAS_JOB_ID"),
 )
 LESS_MEMORY = "Give each rank a smaller batch, or run fewer ranks on a node."
 

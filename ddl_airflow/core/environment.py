@@ -46,6 +46,7 @@ def of_run(layout: RunLayout, job_name: str, *, trained: bool = False) -> dict[s
         "LOG_DIR": str(layout.logs),
         "JOB_STATE_DIR": str(layout.state),
         "TRAINING_ID": layout.training_id,
+        "DLAAS_JOB_ID": layout.training_id,
         "JOB_NAME": job_name,
         "EXPERIMENT_ID": layout.experiment.name,
         "EXPERIMENT_DIR": str(layout.experiment_copy if trained else layout.experiment),
@@ -67,7 +68,10 @@ def of_script(step: ScriptStep, secrets: Mapping[str, str]) -> dict[str, str]:
 
 def of_training(step: TrainStep) -> dict[str, str]:
     """What only the training's ranks find."""
-    said = {"DDL_METRICS": json.dumps([dict(one) for one in step.metrics])}
+    said = {
+        "DDL_METRICS": json.dumps([dict(one) for one in step.metrics]),
+        "GPU_COUNT": str(step.slots if step.gpu else 0),
+    }
     if step.prove:
         said["DDL_PROVE"] = "1"
     return said if step.gpu else {**said, "DDL_NO_GPU": "1"}
@@ -114,10 +118,21 @@ VARIABLES = (
     _variable("MODEL_DIR", "the run's copy of the scripts, and the current folder"),
     _variable("LEARNER_ID", "the rank's node, from 1"),
     _variable(
+        "NUM_LEARNERS",
+        "how many nodes there are. Ranks of one node have the same `LEARNER_ID`: data are parted "
+        "among all by `ddl.rank()` and `ddl.size()`",
+    ),
+    _variable(
+        "GPU_COUNT",
+        "of the training only: the GPUs of each node, of which each rank has one; `0` on a kind of "
+        "node without",
+    ),
+    _variable(
         "TRAINING_ID",
         "`<dag id>-<run>-<digest>`, the digest of site, DAG and run; also the folder in"
         " the results bucket",
     ),
+    _variable("DLAAS_JOB_ID", "the same, as FfDL calls it"),
     _variable("JOB_NAME", "the DAG's id"),
     _variable(
         "EXPERIMENT_ID",

@@ -7,6 +7,7 @@
       cache/                      staged objects, by content (ddl_airflow.storage.cache)
       experiments/<experiment>/   checkpoints and event files of one or more trainings
                                                                                 EXPERIMENT_DIR
+      experiments/.owners/, .trainings/   whose one with a name is, and which were in it
       runs/<dag_id>/<training_id>/
         code/                     the scripts as they were
         experiment/<experiment>/  what of a named experiment the training has left, for later steps
@@ -92,6 +93,14 @@ def experiments(workspace: Path) -> Path:
 def owners_file(workspace: Path, experiment: str) -> Path:
     """Where it is noted whose an experiment is (ddl_airflow.storage.experiments)."""
     return experiments(workspace) / ".owners" / f"{experiment}.json"
+
+
+def trainings_file(workspace: Path, experiment: str) -> Path:
+    """Where it is noted which trainings were in an experiment (ddl_airflow.storage.experiments).
+
+    Beside the experiment and not in it: where ranks have a user of their own, they cannot write it.
+    """
+    return experiments(workspace) / ".trainings" / f"{experiment}.json"
 
 
 def owners_of(workspace: Path, experiment: str) -> dict[str, bool]:

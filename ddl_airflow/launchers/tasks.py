@@ -149,6 +149,7 @@ class Tasks:
                 "size": self._cluster.size,
                 "here": len(self._tasks),
                 "learner": task.node + 1,
+                "nodes": len(self._cluster.ranks_by_node()),
             }
             env = {
                 **self._environment(),

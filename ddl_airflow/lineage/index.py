@@ -39,7 +39,7 @@ from ddl_airflow.lineage.production import (
     dags_among,
     pointers_of,
 )
-from ddl_airflow.lineage.record import LINEAGE
+from ddl_airflow.lineage.record import IS_WHOLE, LINEAGE
 from ddl_airflow.storage.publication import (
     PUBLICATION,
     marker_of,
@@ -101,6 +101,8 @@ def summary(record: Mapping[str, Any], publication: str, published: str) -> Summ
     run, dataset, code, result = (record[name] for name in ("run", "dataset", "code", "result"))
     environment = record.get("environment", {})
     data = ["uri", "fingerprint", "files", "bytes"] + ["resolved_uri"] * ("resolved_uri" in dataset)
+    in_own = run.get("experiment") in (None, record["training_id"])
+    others = [_other(one) for one in result.get("went_on_from", ()) if "training_id" in one]
     return {
         "publication": publication,
         "published": published,
@@ -116,7 +118,17 @@ def summary(record: Mapping[str, Any], publication: str, published: str) -> Summ
         "held_s": result.get("goodput", {}).get("held_s"),
         "launcher": environment.get("launcher"),
         "world_size": environment.get("world_size"),
+        "experiment": None if in_own else run["experiment"],
+        **({"went_on_from": others} if others else {}),
+        **{name: result[name] for name in (IS_WHOLE,) if name in result},
     }
+
+
+def _other(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Which data a training read that was in the experiment before."""
+    told = {name: training[name] for name in ("uri", "resolved_uri") if name in training}
+    told["fingerprint"] = training["dataset"]
+    return {"training_id": training["training_id"], "dataset": told}
 
 
 def begin(store: ObjectStore, training_id: str) -> None:
@@ -216,7 +228,7 @@ def read_index(
                 names = store.names()
         so_far = _with(known, new.values())
         restored, gone = _looked_at_again(store, so_far)
-        if missed := _missed(store, so_far, names) | restored:
+        if missed := _missed(store, so_far, names) | restored | _completed(store, so_far, progress):
             known = known | missed
             with suppress(StagingError):
                 _write(store, _with(known, new.values()), found[1], new)
@@ -344,6 +356,32 @@ def _looked_at_again(
             elif "unread" not in one:
                 found[name] = one
     return found, gone
+
+
+def _completed(
+    store: ObjectStore, known: Mapping[str, Summary], progress: Callable[[int, int], None] | None
+) -> dict[str, Summary]:
+    """What an earlier version of ours has summarized, without the experiment, as it is now."""
+    lacking = [
+        name
+        for name, one in known.items()
+        if "published" in one and "experiment" not in one and "removed" not in one
+    ]
+
+    def look(name: str) -> Summary | None:
+        with suppress(StagingError):  # it stays as it is known
+            return _of_record(store, name, 0.0)
+        return None
+
+    completed = {}
+    with ThreadPoolExecutor(_READERS) as pool:
+        found = pool.map(look, lacking)
+        for number, (name, one) in enumerate(zip(lacking, found, strict=True), 1):
+            if one is not None and "published" in one:
+                completed[name] = one | known[name]
+            if progress is not None:
+                progress(number, len(lacking))
+    return completed
 
 
 def _misses_named(store: ObjectStore, known: Mapping[str, Summary], pointer: ReadPointer) -> bool:
@@ -497,6 +535,9 @@ def _is_sound(one: Any) -> bool:
             return isinstance(one.get("removed", one.get("unread")), str)
         texts = [one["published"], one["dag_id"], one["training_id"], one["dataset"]["uri"]]
         texts += [one["dataset"]["fingerprint"], one["code"]["digest"]]
+        for other in one.get("went_on_from", ()):
+            texts += [other["training_id"], *other["dataset"].values()]
+            texts.append(other["dataset"]["fingerprint"])
         datetime.fromisoformat(one["published"])
         # Of each of many: sets of types are the quickest to look at.
         return (

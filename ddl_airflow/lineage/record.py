@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
@@ -23,9 +24,10 @@ from typing import Any
 from ddl_airflow import __version__
 from ddl_airflow.core.beneath import read_object, write_beneath
 from ddl_airflow.core.errors import StagingError
-from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.layout import OWN_EXPERIMENT, RunLayout
 from ddl_airflow.core.metrics import SAMPLE, Measurement, finite
 from ddl_airflow.core.selection import ALL, Selection
+from ddl_airflow.storage.experiments import note_training
 from ddl_airflow.storage.fingerprint import file_sha256, object_sha256
 from ddl_airflow.storage.store import ObjectStore
 
@@ -43,6 +45,8 @@ _MOST_OF_AN_OBJECT = 25_000
 _ENCODER = json.JSONEncoder(indent=2, sort_keys=True)
 _READERS = 8  # objects at a time
 BY_HAND = "by_hand"  # the type of a run without Airflow
+# Whether ``went_on_from`` names all that trained in an experiment with a name before.
+IS_WHOLE = "went_on_from_is_whole"
 _RUN = "run.json"
 _TRAINING = "training.json"
 _PARTS = ("stage_data", "train", "transform", "evaluate")
@@ -186,6 +190,7 @@ def fix_run(
     steps: Mapping[str, Mapping[str, Any]],
     earlier_digests: Sequence[str] = (),
     selection: Selection = ALL,
+    data: Mapping[str, str] | None = None,
 ) -> None:
     """Keeps what the run trains with from here on, whatever becomes of the manifest.
 
@@ -196,8 +201,9 @@ def fix_run(
         steps: settings of each later step, by its name: command, bounds, the manifest's digest.
         earlier_digests: the manifest's, as earlier versions of ours made them.
         selection: by which the data were listed.
+        data: their ``uri`` and, where that is another, ``resolved_uri``.
     """
-    told = {"run_id": run_id, "made_of": made_of, "steps": steps}
+    told = {"run_id": run_id, "made_of": made_of, "steps": steps, "data": data or {}}
     told["selection"] = {"include": selection.include, "exclude": selection.exclude}
     told |= {"experiment": layout.experiment_id, "earlier_digests": list(earlier_digests)}
     _write(layout, layout.kept / _RUN, told)
@@ -244,36 +250,65 @@ def begin_training(
         brought: what ``begun_with`` said where checkpoints were made that came from elsewhere.
     """
     drop_parts(layout, "train")
-    now = _made_of(layout)
-    told = {"made_of": now, "went_on_from": [] if anew else _earlier(layout, now, brought or {})}
+    before = begun_with(layout)
+    known = [
+        made_of
+        for told in (() if anew else (before, brought or {}))
+        for made_of in (*told.get("went_on_from", ()), told.get("made_of"))
+    ]
+    told: dict[str, Any] = {"made_of": _made_of(layout)}
+    if layout.experiment_id:
+        in_experiment = note_training(layout, _training(layout), _owner_of_experiment(layout))
+        # Also where the run starts again: the experiment stays.
+        known += in_experiment.trainings
+        told[IS_WHOLE] = in_experiment.whole and (anew or before.get(IS_WHOLE, True))
+    told["went_on_from"] = _others(layout, known)
     _write(layout, layout.kept / _TRAINING, told)
 
 
-def went_on_from(layout: RunLayout) -> list[dict[str, Any]]:
+def beginnings(layout: RunLayout) -> dict[str, Any]:
     """What earlier ranks trained with, from whose checkpoints the last ones may have gone on, where
-    that was something else; the oldest first.
+    that was something else, as the record has it: ``went_on_from``, the oldest first, and of a run
+    in an experiment with a name whether these are all.
     """
-    earlier: list[dict[str, Any]] = begun_with(layout).get("went_on_from", [])
-    return earlier
+    begun = begun_with(layout)
+    told = {IS_WHOLE: begun[IS_WHOLE]} if IS_WHOLE in begun else {}
+    return told | ({"went_on_from": begun["went_on_from"]} if begun.get("went_on_from") else {})
 
 
-def _earlier(
-    layout: RunLayout, now: Mapping[str, Any] | None, brought: Mapping[str, Any]
+def _others(
+    layout: RunLayout, known: Iterable[Mapping[str, Any] | None]
 ) -> list[Mapping[str, Any]]:
-    known = [
-        made_of
-        for told in (begun_with(layout), brought)
-        for made_of in (*told.get("went_on_from", ()), told.get("made_of"))
-    ]
-    digests = (fixed_run(layout) or {}).get("earlier_digests", ())
-    earlier: list[Mapping[str, Any]] = []
+    """Those that are not what the run is made of, each once."""
+    run, now = fixed_run(layout), _training(layout)
+    if run is None or now is None:
+        return []
+    others: list[Mapping[str, Any]] = []
     for one in known:
-        if one is None or now is None:
+        if one is None:
             continue
-        one = in_digests_of(now, digests, one)
-        if one != now and one not in earlier:
-            earlier.append(one)
-    return earlier
+        one = in_digests_of(now, run.get("earlier_digests", ()), one)
+        same = all(now.get(name) == one[name] for name in one if name != "training_id")
+        if not same and one not in others:
+            others.append(one)
+    return others
+
+
+def _training(layout: RunLayout) -> dict[str, Any] | None:
+    """The run as another record names it."""
+    run = fixed_run(layout)
+    if not run or not run["made_of"]:
+        return None
+    return {"training_id": layout.training_id, **run.get("data", {}), **run["made_of"]}
+
+
+def _owner_of_experiment(layout: RunLayout) -> dict[str, Any] | None:
+    """The training whose own experiment the run goes on with."""
+    if not re.fullmatch(OWN_EXPERIMENT, layout.experiment_id):
+        return None
+    owner = replace(layout, training_id=layout.experiment_id, experiment_id="")
+    training, trained_with = _training(owner), begun_with(owner).get("made_of")
+    return training and {**training, **(trained_with or {})}
 
 
 def begun_with(layout: RunLayout) -> dict[str, Any]:

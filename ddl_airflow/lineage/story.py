@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddl_airflow.core.metrics import Measurement
+from ddl_airflow.lineage.record import IS_WHOLE
 
 _WIDTH = 12  # of the names at the left
 _MOST_KEYS = 20  # of a listing's changes
@@ -98,9 +99,15 @@ def described_beginnings(record: Mapping[str, Any]) -> Iterable[str]:
             for name in ("code", "manifest")
             if before[name] != record.get(name, {}).get("digest")
         ]
+        if "training_id" in before:  # another of the experiment
+            data = f"data {before.get('uri', '')} {_short(before['dataset'])}"
+            others = [before["training_id"], data, *others]
         values = before["parameters"].items()
         others += [f"{name}={value}" for name, value in values if run.get(name) != value]
         yield f"went on from checkpoints of {', '.join(others) or 'other settings'}"
+    if record.get("result", {}).get(IS_WHOLE) is False:
+        where = f"in experiment {record['run']['experiment']} before"
+        yield f"and perhaps from others': nobody noted who was {where}"
 
 
 def _lines(named: Iterable[tuple[str, str]]) -> str:

@@ -14,11 +14,12 @@ from ddl_airflow.core.command import check_command
 from ddl_airflow.core.connections import FindConnection
 from ddl_airflow.core.errors import StagingError, SubmitFailed
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.manifest.sections.places import UNPACKED_AND_STREAMED
+from ddl_airflow.core.manifest.sections.places import POINTERS, UNPACKED_AND_STREAMED
 from ddl_airflow.core.manifest.templates import differs_by_run
 from ddl_airflow.core.plan import StageDataStep, TrainStep, UploadResultsStep
 from ddl_airflow.core.scripts import CURE, will_train_apart
 from ddl_airflow.launchers.registry import launcher
+from ddl_airflow.lineage.index import FOLDER as INDEX_FOLDER
 from ddl_airflow.lineage.production import LATEST, is_no_news, read_pointer, rejected
 from ddl_airflow.lineage.record import (
     check_can_list,
@@ -34,6 +35,7 @@ from ddl_airflow.steps.job import kept_job
 from ddl_airflow.steps.streaming import check_can_stream, with_digests, with_proved
 from ddl_airflow.steps.upload import UploadResults, check_place_of_results
 from ddl_airflow.storage.filesystem import FolderStore, holder_of
+from ddl_airflow.storage.stores import place_of
 
 if TYPE_CHECKING:
     from ddl_airflow.storage.cache import Cache
@@ -94,9 +96,11 @@ class StageData(StepTry[StageDataStep]):
         code = self._take_code(layout.code)
         self._warn_of_ranks_apart()
         streams = self._streams()
-        if self.step.results is not None:  # now, and not after days of training
-            check_place_of_results(self.site.open_store(self.step.results), layout.training_id)
         store = self.site.open_store(self.step.dataset)
+        if self.step.results is not None:  # now, and not after days of training
+            results = self.site.open_store(self.step.results)
+            check_place_of_results(results, layout.training_id)
+            self._check_results_are_no_data(results, store)
         listing = list_dataset(store, self.step.selection, self.log.warning)
         self._skip_if_trained(listing.fingerprint, code)
         summary: dict[str, Any] = {
@@ -138,6 +142,7 @@ class StageData(StepTry[StageDataStep]):
             {name: step.fixed() for name, step in self.context.later.items()},
             self.step.manifest.get("earlier_digests", ()),
             self.step.selection,
+            {name: summary[name] for name in ("uri", "resolved_uri") if name in summary},
         )
         write_part(
             layout,
@@ -154,6 +159,35 @@ class StageData(StepTry[StageDataStep]):
             },
         )
         return summary | {"code": code.digest}
+
+    def _check_results_are_no_data(self, results: ObjectStore, data: ObjectStore) -> None:
+        """As a manifest's text says it of places; here by what opens them.
+
+        Raises:
+            StagingError: what is published would be data, on which runs train without end.
+        """
+        source, target = place_of(data), place_of(results)
+        dag_id, selection = self.context.run.dag_id, self.step.selection
+
+        def is_data(*written: str, below: bool = False) -> bool:
+            place = (*target, *written)
+            key = "/".join(place[len(source) :])
+            left_out = selection.leaves_out_below if below else selection.leaves_out
+            return place[: len(source)] == source and not left_out(key)
+
+        folders = (self.layout.training_id, INDEX_FOLDER)
+        if any(is_data(folder, below=True) for folder in folders):
+            among = results.uri
+        elif found := [name for name in POINTERS if is_data(dag_id, name)]:
+            among = f"{results.uri}/{dag_id}/{found[0]}"
+        else:
+            return
+        raise StagingError(
+            f"training_results_reference: {among} is among the data, {data.uri}: what is written "
+            "there would be trained on. Give the results a place of their own, or name it in "
+            "training_data_reference.exclude.",
+            retryable=False,
+        )
 
     def _is_there(self, store: ObjectStore, cache: Cache, obj: StoredObject) -> bool:
         from ddl_airflow.storage.archives import suffix_of

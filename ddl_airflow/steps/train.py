@@ -37,11 +37,11 @@ from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.proof import read_notes_of, summary
 from ddl_airflow.lineage.record import (
     begin_training,
+    beginnings,
     has_part,
     read_part,
     trained_with_other_code,
     trained_with_other_data,
-    went_on_from,
     write_part,
 )
 from ddl_airflow.steps.base import ScriptTry, StepSkipped, WaitForExperiment, WaitForJob
@@ -388,7 +388,6 @@ class Train(ScriptTry[TrainStep]):
         steps = told.step if progress.step is None else progress.step
         used = goodput(layout, len(Preemptions(layout)), steps)
         self.log.info("goodput | %s", goodput_line(used))
-        earlier = went_on_from(layout)
         dataset = {}
         if came is not None:  # while the ranks trained
             listed = read_part(layout, "stage_data")["dataset"]["listing"]
@@ -411,7 +410,7 @@ class Train(ScriptTry[TrainStep]):
                     **({"not_finite": lost} if lost else {}),
                     "steps": steps,
                     "goodput": used,
-                    **({"went_on_from": earlier} if earlier else {}),
+                    **beginnings(layout),
                     **self._proof(),
                     "wrote_model": layout.model.exists(),
                 },
@@ -456,14 +455,12 @@ class Train(ScriptTry[TrainStep]):
     def _may_go_on(self) -> bool:
         """Whether there is anything that ranks may go on from, whatever they call it."""
         from ddl_airflow.launchers.placement import PLACED  # no parse needs these
-        from ddl_airflow.storage.checkpoint_files import found_in
+        from ddl_airflow.storage.checkpoint_files import has_any
 
         layout = self.layout
         # What a host still has is brought before the ranks start.
         return any((records / PLACED).exists() for records in layout.all_records()) or any(
-            ".tfevents." not in key
-            for folder in (layout.result, layout.experiment)
-            for key in found_in(folder, layout.workspace)
+            has_any(folder, layout.workspace) for folder in (layout.result, layout.experiment)
         )
 
     def _leave_whole_checkpoints(self, *folders: Path) -> None:

@@ -73,6 +73,11 @@ def found_in(folder: Path, root: Path) -> dict[str, Found]:
     return found
 
 
+def has_any(folder: Path, root: Path) -> bool:
+    """Whether ranks may go on from anything in a folder, whatever they call it."""
+    return any(".tfevents." not in key for key in found_in(folder, root))
+
+
 def _looked_at(path: Path, root: Path, key: str) -> os.stat_result:
     """Raises as ``open_beneath``."""
     try:

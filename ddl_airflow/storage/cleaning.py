@@ -26,6 +26,7 @@ from ddl_airflow.core.eviction import Blob, evictable
 from ddl_airflow.core.layout import OWN_EXPERIMENT, REMOVING, RunLayout, experiments, is_experiment
 from ddl_airflow.core.units import parse_duration, parse_size
 from ddl_airflow.storage.cache import Cache
+from ddl_airflow.storage.experiments import forget_trainings
 from ddl_airflow.storage.filesystem import alone_in, holder_of, os_errors
 from ddl_airflow.storage.store import PART_PREFIX
 
@@ -275,6 +276,8 @@ def _removed(
             with alone_in(place, "cleaning", makes_room=True) if place else nullcontext():
                 for folder, where in zip(folders, aside, strict=True):
                     folder.rename(where)
+                    if what == "experiment":
+                        forget_trainings(folder.parent.parent, folder.name)
         except PlaceTaken:
             return
         for where in aside:

@@ -1,17 +1,46 @@
-"""Whose an experiment is: a run goes on with its own DAG's, and with those that manifests share."""
+"""Whose an experiment is, and which trainings were in it.
+
+A run goes on with an experiment of its own DAG, and with those that manifests share.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ddl_airflow.core.beneath import write_beneath
-from ddl_airflow.core.errors import SettingInvalid
-from ddl_airflow.core.layout import OWN_EXPERIMENT, experiments, owners_file, owners_of
+from ddl_airflow.core.beneath import read_object, write_beneath
+from ddl_airflow.core.errors import FileRefused, SettingInvalid
+from ddl_airflow.core.layout import (
+    OWN_EXPERIMENT,
+    RunLayout,
+    experiments,
+    owners_file,
+    owners_of,
+    trainings_file,
+)
+from ddl_airflow.storage.checkpoint_files import has_any
 from ddl_airflow.storage.filesystem import alone_in
 
 _OTHERS_CLAIM_S = 10.0
+# Trainings that an experiment is known to have had: each later record lists them all.
+_MOST_KNOWN = 1_000
+
+
+@dataclass(frozen=True)
+class Before:
+    """Who trained in an experiment before.
+
+    Attributes:
+        trainings: what each was made of, as ``note_training`` was told; the oldest first.
+        whole: whether these are all.
+    """
+
+    trainings: Sequence[Mapping[str, Any]] = ()
+    whole: bool = True
 
 
 def claim(workspace: Path, experiment: str, dag_id: str, *, in_manifest: bool) -> None:
@@ -57,3 +86,52 @@ def claim(workspace: Path, experiment: str, dag_id: str, *, in_manifest: bool) -
         now = owners | {dag_id: in_manifest}
         if now != owners:
             write_beneath(path, workspace, json.dumps(now).encode())
+
+
+def note_training(
+    layout: RunLayout, training: Mapping[str, Any] | None, owner: Mapping[str, Any] | None = None
+) -> Before:
+    """Notes that a training is about to work in its experiment; returns who did before it.
+
+    An experiment in which there is nothing to go on from starts anew. Only for who keeps others out
+    of it.
+
+    Args:
+        layout: of a run whose experiment has a name.
+        training: its id, data, code, manifest and parameters; None: they are not known.
+        owner: the same of the training whose own experiment it is, which notes nothing itself.
+    """
+    path = trainings_file(layout.workspace, layout.experiment_id)
+    before = Before()
+    if has_any(layout.experiment, layout.workspace):
+        noted = _noted(path, layout.workspace)
+        known = [one for one in noted.trainings if one not in (training, owner)]
+        before = Before(([owner] if owner else []) + known, noted.whole)
+    now = [*before.trainings, *([training] if training else [])]
+    whole = before.whole and training is not None and len(now) <= _MOST_KNOWN
+    path.parent.mkdir(parents=True, exist_ok=True)
+    told = {"whole": whole, "trainings": now[-_MOST_KNOWN:]}
+    write_beneath(path, layout.workspace, json.dumps(told).encode())
+    return before
+
+
+def forget_trainings(workspace: Path, experiment: str) -> None:
+    """Of an experiment that was removed."""
+    trainings_file(workspace, experiment).unlink(missing_ok=True)
+
+
+def _noted(path: Path, workspace: Path) -> Before:
+    """What is noted; where ranks have Airflow's user, they may have written it."""
+    try:
+        said = read_object(path, workspace)
+        if all(map(_is_sound, said["trainings"])):
+            return Before(said["trainings"], said["whole"] is True)
+    except (FileNotFoundError, FileRefused, LookupError, TypeError):
+        pass  # of an earlier version of ours: nobody noted who was there
+    return Before(whole=False)
+
+
+def _is_sound(training: Any) -> bool:
+    texts = [training[name] for name in ("training_id", "dataset", "code")]
+    texts += [training[name] for name in ("uri", "resolved_uri") if name in training]
+    return set(map(type, texts)) == {str} and isinstance(training["parameters"], dict)

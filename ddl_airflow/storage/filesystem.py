@@ -647,6 +647,11 @@ class FolderStore:
         return self._root.resolve().as_uri()
 
     @property
+    def endpoint(self) -> str:
+        """None: it is the host's own."""
+        return ""
+
+    @property
     def caller(self) -> str:
         """Nobody is told apart: asking costs nothing."""
         return ""

@@ -155,6 +155,10 @@ class ObjectStore(Protocol):
         """``uri``, or of a folder that is reached by links the one of where these lead now."""
 
     @property
+    def endpoint(self) -> str:
+        """The address of the service that has it; empty: none has."""
+
+    @property
     def resumes(self) -> bool:
         """Whether ``get`` goes on with the file that an earlier one left when it was ended, and
         ``put`` with what an earlier one left in the store.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import unquote, urlsplit
 
 from ddl_airflow.core.errors import ConnectionInvalid
 from ddl_airflow.core.manifest.sections.store import StoreKind
@@ -50,3 +51,18 @@ def kind_and_class(uri: str) -> tuple[StoreKind, StoreClass]:
         raise ConnectionInvalid(f"{uri!r} names no store. Write {forms}")
     module, _, name = kind.implementation.partition(":")
     return kind, cast(StoreClass, getattr(import_module(module), name))
+
+
+def place_of(store: ObjectStore) -> tuple[str, ...]:
+    """Store, bucket and folders, whatever opens it, so that a place inside another starts with it.
+
+    A service that has several addresses is as many.
+    """
+    scheme, _, path = store.resolved_uri.partition("://")
+    if not store.endpoint:
+        return (scheme, *filter(None, unquote(path).split("/")))
+    url = urlsplit(store.endpoint)
+    host, port = url.hostname or "", url.port or {"http": 80, "https": 443}.get(url.scheme)
+    # Its buckets have their names for themselves, in whatever region they are asked for.
+    host = "amazonaws.com" if host.endswith(".amazonaws.com") else f"{host}:{port}"
+    return (scheme, host + url.path.rstrip("/"), *filter(None, path.split("/")))

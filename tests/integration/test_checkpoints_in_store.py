@@ -26,7 +26,7 @@ from ddl_airflow.core.errors import (
 )
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StageDataStep, StoreReference, TrainStep
-from ddl_airflow.lineage.record import Run, fixed_run, has_part, went_on_from
+from ddl_airflow.lineage.record import Run, begun_with, fixed_run, has_part
 from ddl_airflow.steps.base import Site, StepContext, prepared
 from ddl_airflow.steps.checkpoints import drop_published, place_of
 from ddl_airflow.steps.stage import StageData
@@ -367,7 +367,7 @@ def test_it_is_known_what_made_the_checkpoints_that_came_to_another_worker(tmp_p
         with pytest.raises(JobFailed):
             training.run("fails", upload_every_s=60.0)
         assert training.said() == f"goes on from {number}\n"
-        earlier = [one["code"] for one in went_on_from(training.layout)]
+        earlier = [one["code"] for one in begun_with(training.layout)["went_on_from"]]
         assert earlier == codes[: min(number, 2)]
 
 

@@ -56,6 +56,7 @@ def findings_beside(manifest: Manifest, folder: Path) -> Findings:
     """
     data, results = manifest.training_data_reference, manifest.training_results_reference
     yield from places.folders_differ(data, results, folder)
+    yield from places.pointers_are_no_data(data, results, manifest.dag_id, folder)
     if manifest.schedule is not None and manifest.schedule.assets:
         models = f"{results.store.uri(results.place, folder)}/{manifest.dag_id}"
         yield from schedule.assets_are_of_others(manifest.schedule, models)

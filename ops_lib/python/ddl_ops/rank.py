@@ -76,7 +76,7 @@ _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 def read_task(environ: Mapping[str, str]) -> dict[str, Any] | None:
     """DDL_TASK: which task of a cluster this is; None under mpirun.
 
-    task, rank, size, learner; and here, how many tasks share this host.
+    task, rank, size, learner, nodes; and here, how many tasks share this host.
     """
     task: dict[str, Any] | None = json.loads(environ.get("DDL_TASK", "null"))
     return task
@@ -103,14 +103,18 @@ def child_environment(environ: Mapping[str, str], placement: Placement) -> dict[
     if (task := read_task(environ)) is not None:
         del env["DDL_TASK"]
         env["LEARNER_ID"] = str(task["learner"])
+        if "nodes" in task:  # an earlier launcher of the same contract does not say
+            env["NUM_LEARNERS"] = str(task["nodes"])
         if placement.rank != 0:
             # Each task is alone as far as `ddl` knows; the first one speaks for all.
             env.pop("DDL_PROGRESS", None)
     else:
         env.pop("DDL_MPIRUN", None)
         slots = env.get("DDL_SLOTS", "")  # of a job on one host: as if there were several
-        host = placement.rank // int(slots) if slots.isdecimal() else placement.host
-        env["LEARNER_ID"] = str(host + 1)
+        host, hosts = placement.host, placement.num_hosts
+        if slots.isdecimal():
+            host, hosts = placement.rank // int(slots), -(-placement.size // int(slots))
+        env["LEARNER_ID"], env["NUM_LEARNERS"] = str(host + 1), str(hosts)
     if directory := env.get("DDL_RECORD_DIR"):
         env["DDL_EXCEPTION_FILE"] = str(exception_file(Path(directory), placement.rank))
         if placement.size > 1:

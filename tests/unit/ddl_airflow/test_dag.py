@@ -217,6 +217,9 @@ def test_an_asset_of_another_provider_is_written_as_its_producer_writes_it(
         ),
         ("{here}", ".", "", "reference.target: the results are the same place as the training"),
         ("./link", "./data/out", "", "reference.target: the results lie inside the training data"),
+        # Beside the models, <results>/<dag id> names the newest.
+        ("./out/small", "./out", "", r"reference.target: .*, out/small, lie in the training data"),
+        ("./out/small", "{here}/out", "", "reference.target: .*, out/small, lie in the training"),
     ],
 )
 def test_folders_are_compared_where_the_manifest_lies(
@@ -226,6 +229,34 @@ def test_folders_are_compared_where_the_manifest_lies(
     path = write_manifest(tmp_path, more=more)
     text = path.read_text().replace("./data", source, 1).replace("./results", target)
     path.write_text(text.replace("{here}", str(tmp_path)))
+    with pytest.raises(ManifestInvalid, match=said):
+        dag_from(load_manifest(path, source=path.name), path)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "more", "is_data"),
+    [
+        ("small", "", True),
+        ("small", "  exclude: ['latest.json*']\n", True),
+        ("small", "  exclude: ['*.json', '*.conditions']\n", False),
+        ("small", "  include: ['*.tfrecord']\n", False),
+        ("small/raw", "", False),
+        ("smaller", "", False),
+    ],
+)
+def test_pointers_to_models_are_no_data(tmp_path, write_manifest, prefix, more, is_data):
+    """Else every publication changes the data, which are trained on once more."""
+    path = write_manifest(tmp_path)
+    text = path.read_text().replace("type: fs", "type: s3\n  connection: {conn_id: a}")
+    text = text.replace("target: {path: ./results}", "target: {bucket: lake}")
+    source = f"source: {{bucket: lake, prefix: {prefix}}}\n{more}"
+    path.write_text(text.replace("source: {path: ./data}\n", source))
+    if not is_data:
+        assert dag_from(load_manifest(path), path).dag_id == "small"
+        return
+    said = (
+        r"manifest.yml:\d+: training_results_reference.target: .*, lake/small, lie in the training"
+    )
     with pytest.raises(ManifestInvalid, match=said):
         dag_from(load_manifest(path, source=path.name), path)
 

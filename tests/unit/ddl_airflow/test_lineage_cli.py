@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import shutil
@@ -20,6 +21,8 @@ from ddl_airflow.storage.publication import publish
 from tests.limits import within
 
 SCRIPT = "import ddl\nepochs = 3\n"
+# What indexes of before do not have.
+NEW = ("experiment", "went_on_from", "went_on_from_is_whole")
 
 
 @pytest.fixture
@@ -70,6 +73,7 @@ def training(tmp_path, results):
                 "started": "2026-11-20T20:15:00+00:00",
                 "parameters": facts.get("parameters", {"epochs": 3}),
                 "tries": {"train": 2},
+                **{name: facts[name] for name in ("experiment",) if name in facts},
             },
             "environment": {
                 "launcher": "local",
@@ -84,7 +88,7 @@ def training(tmp_path, results):
                 ],
                 "steps": 380,
                 "goodput": {"held_s": 12.5},
-                **{name: facts[name] for name in ("went_on_from",) if name in facts},
+                **{name: facts[name] for name in facts if name.startswith("went_on_from")},
                 "files": [
                     {
                         "key": key,
@@ -188,6 +192,14 @@ def test_the_story_says_what_the_training_went_on_from(ask, results, training, t
     place = training(1, went_on_from=[before])
     _, out, _ = ask(tmp_path / "results" / place)
     assert "\n            went on from checkpoints of code 0123456789ab, rate=0.5\n" in out
+    others = [before | {"training_id": "digits-0", "uri": "s3://bucket/others"}]
+    place = training(2, went_on_from=others, experiment="wide", went_on_from_is_whole=False)
+    _, out, _ = ask(tmp_path / "results" / place)
+    assert (
+        "\n            went on from checkpoints of digits-0, data s3://bucket/others d, code "
+        "0123456789ab, rate=0.5\n"
+        "            and perhaps from others': nobody noted who was in experiment wide before\n"
+    ) in out
 
 
 def test_a_manifest_is_the_same_by_an_earlier_versions_digest(ask, training, tmp_path):
@@ -264,6 +276,77 @@ def test_what_became_of_data_and_what_of_it_serves(ask, training, tmp_path):
         assert all(one["production"] == (one["publication"] == serving) for one in found)
     assert " production  digits-2/" in ask("impact", "s3://bucket", results)[1]
     assert ask("impact", "s3://other", results)[2].startswith("none\nnote: no training that ")
+
+
+def before(number, data=(("a", 1), ("b", 2)), uri="s3://bucket/digits"):
+    """What the record of a later training of the experiment has of one."""
+    listing = [{"key": key, "size": size, "etag": f"{size}"} for key, size in data]
+    digest = hashlib.sha256(json.dumps(listing).encode()).hexdigest()
+    made_of = {"dataset": f"sha256:{digest}", "code": "sha256:c", "manifest": "sha256:v2:m"}
+    return {"training_id": f"digits-{number}", "uri": uri, **made_of, "parameters": {"epochs": 3}}
+
+
+def test_what_went_on_from_weights_of_the_data_came_of_them_too(ask, training, tmp_path):
+    """An experiment that is gone on with: the second training has other data of its own."""
+    bad, good = "s3://bucket/bad", "s3://bucket/good"
+    wide = {"experiment": "wide", "went_on_from_is_whole": True}
+    of_bad = before(1, (("a", 1),), bad)
+    training(1, data=(("a", 1),), uri=bad, **wide)
+    training(2, data=(("a", 2),), uri=good, **wide, went_on_from=[of_bad], serves=True)
+    # What was between them failed, so that nobody knows what it read.
+    unknown = before(9, (("a", 9),), good)
+    training(3, data=(("a", 3),), uri=good, **wide, went_on_from=[of_bad, unknown])
+    training(4, data=(("a", 1),), uri=good, experiment="narrow", went_on_from_is_whole=True)
+    results = tmp_path / "results"
+    for data, code, trainings in (
+        (bad, 0, {"digits-1", "digits-2", "digits-3"}),
+        (f"{bad}/a", 0, {"digits-1", "digits-2", "digits-3"}),
+        (f"{bad}/b", 0, set()),
+        (good, 0, {"digits-2", "digits-3", "digits-4"}),
+        (f"{good}/a", 0, {"digits-2", "digits-3", "digits-4"}),
+        (f"{good}/b", 1, set()),
+    ):
+        found, out, err = ask("impact", "--json", data, results)
+        assert (found, {one["training_id"] for one in json.loads(out)}) == (code, trainings), data
+        assert ("digits-3/" in err and "nobody knows" in err) == bool(code), data
+    _, out, err = ask("impact", bad, results)
+    assert " production  digits-2/" in out
+    assert "note: digits-2/" in err and " went on from what digits-1 had made of it\n" in err
+    shutil.rmtree(results / "_lineage")
+    assert ask("impact", bad, results)[1] == out
+
+
+@pytest.mark.parametrize("known", [{}, {"went_on_from_is_whole": False}])
+def test_whether_older_records_of_the_experiment_are_of_the_data_nobody_knows(
+    ask, training, tmp_path, known
+):
+    """Of before it was noted who else trained there."""
+    bad, good = "s3://bucket/bad", "s3://bucket/good"
+    training(1, uri=bad, experiment="wide", **known)
+    second = training(2, uri=good, experiment="wide", serves=True, **known)
+    training(3, uri=good, experiment="narrow", **known)
+    training(4, uri=good, experiment="digits-4")
+    # An experiment of one training, which another run named to go on with it.
+    training(5, uri=bad, experiment="other-5", dag_id="other")
+    sixth = training(6, uri=good, experiment="other-5", dag_id="other", **known)
+
+    def look():
+        code, out, err = ask("impact", "--json", bad, tmp_path / "results")
+        assert code == 1
+        assert {one["training_id"] for one in json.loads(out)} == {"digits-1", "other-5"}
+        for place in (second, sixth):
+            assert f"{place}: nobody knows whether it was made from that: it was trained in" in err
+        assert err.count("nobody knows") == 2
+
+    look()
+    index = tmp_path / "results" / "_lineage" / "index.json.gz"
+    body = json.loads(gzip.decompress(index.read_bytes()))
+    for one in body["publications"]:  # as an index of before has them
+        for name in NEW:
+            one.pop(name, None)
+    index.write_bytes(gzip.compress(json.dumps(body).encode()))
+    look()
+    look()
 
 
 def test_the_list_is_filtered_and_has_the_newest_first(ask, training, tmp_path):

@@ -559,7 +559,8 @@ SHOWS = """
 import json, os, sys
 from pathlib import Path
 names = '''DATA_DIR RESULT_DIR CHECKPOINT_DIR LOG_DIR JOB_STATE_DIR TRAINING_ID JOB_NAME MODEL_DIR
-    EXPERIMENT_ID EXPERIMENT_DIR PARAM_EPOCHS PARAM_NAME DDL_OPTIONS LEARNER_ID'''.split()
+    EXPERIMENT_ID EXPERIMENT_DIR PARAM_EPOCHS PARAM_NAME DDL_OPTIONS LEARNER_ID NUM_LEARNERS
+    GPU_COUNT DLAAS_JOB_ID'''.split()
 seen = {name: os.environ[name] for name in names}
 if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
     print("loss= 0.25", file=sys.stderr)
@@ -597,6 +598,8 @@ def test_a_manifest_gives_what_the_train_task_would(written):
     assert (seen["LOG_DIR"], seen["JOB_STATE_DIR"]) == (f"{root}/logs", f"{root}/ddl")
     assert seen["TRAINING_ID"] == seen["EXPERIMENT_ID"] == root.name
     assert (seen["JOB_NAME"], seen["LEARNER_ID"]) == ("by-hand", "1")
+    assert (seen["NUM_LEARNERS"], seen["GPU_COUNT"]) == ("1", "0")
+    assert seen["DLAAS_JOB_ID"] == seen["TRAINING_ID"]
     assert (seen["PARAM_EPOCHS"], seen["PARAM_NAME"]) == ("7", "a b")
     assert "[rank 0] loss= 0.25" in done.stderr
     (progress,) = map(json.loads, (root / "ddl" / "progress.jsonl").read_text().splitlines())

@@ -154,7 +154,23 @@ def test_one_command_has_to_be_given(tmp_path, words):
 )
 def test_learner_id_is_the_node_from_one(rank, slots, learner):
     placement = Placement(rank, 6, rank, 6, launched=True)
-    assert child_environment({"DDL_SLOTS": str(slots)}, placement)["LEARNER_ID"] == learner
+    env = child_environment({"DDL_SLOTS": str(slots)}, placement)
+    assert (env["LEARNER_ID"], env["NUM_LEARNERS"]) == (learner, str(6 // slots))
+
+
+@pytest.mark.parametrize(
+    ("environ", "placement", "learners"),
+    [
+        ({"DDL_SLOTS": "2"}, Placement(0, 3, 0, 3, launched=True), "2"),  # by ddl-run --np 3
+        ({"DDL_SLOTS": "2,1"}, Placement(2, 3, 0, 1, launched=True, slots=(2, 1)), "2"),
+        ({}, Placement(3, 4, 1, 2, launched=True), "2"),
+        ({}, Placement(0, 1, 0, 1, launched=False), "1"),
+        ({"DDL_TASK": '{"learner": 2, "nodes": 3}'}, Placement(4, 9, 0, 3, launched=True), "3"),
+    ],
+)
+def test_it_is_told_how_many_learners_there_are(environ, placement, learners):
+    """FfDL's scripts part the data by it: without it each would take all."""
+    assert child_environment(environ, placement)["NUM_LEARNERS"] == learners
 
 
 def test_ranks_of_a_host_share_its_cores(monkeypatch):

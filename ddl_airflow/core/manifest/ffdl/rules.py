@@ -180,13 +180,6 @@ def lines_are_one(at: str, command: str) -> Findings:
         yield Finding(at, message, "Separate commands with ; or &&.")
 
 
-@_rule("framework.command", warning=True)
-def nothing_is_installed(at: str, command: str) -> Findings:
-    if re.search(r"\b(pip3?|conda|apt-get|apt|yum) install\b", command):
-        message = "installs packages at each start, on all ranks at once and in no container"
-        yield Finding(at, message, "Install them once in launcher.python of our dialect instead.")
-
-
 @_rule("learners", "framework.command", warning=True)
 def learners_are_found_by_tf_config(at: str, learners: int, command: str) -> Findings:
     if learners > 1 and re.search(r"\bPS_HOSTS_COUNT=|--(ps|worker)_hosts\b", command):

@@ -56,6 +56,22 @@ _SOURCES = frozenset(("source", ".", "eval"))
 _OF_THE_SHELL = _SOURCES | frozenset(
     "cd pushd popd export declare typeset readonly set unset ulimit umask alias exit".split()
 )
+# What prepares a training, or looks at what there is, and trains nothing itself.
+_NO_TRAINING = frozenset(
+    """
+    pip conda mamba apt apt-get apk dnf yum git wget curl aws gsutil s3cmd rsync scp
+    unzip zip tar gzip gunzip bzip2 bunzip2 xz unxz
+    mkdir rmdir cp mv rm ln touch chmod chown ls cat head tail wc sort du df tee
+    echo printf env printenv pwd date sleep true : test [ which
+    hostname whoami id uname nproc lscpu free ps nvidia-smi
+    """.split()
+)
+# What starts the program that follows.
+_IN_FRONT = frozenset("! time nice nohup env sudo command exec".split())
+_PYTHON = re.compile(r"python[0-9.]*")
+_INSTALLS = re.compile(
+    r"\b(?:pip[0-9.]*|conda|mamba|apt-get|apt|apk|dnf|yum)(?:\s+-\S+)*\s+(?:install|add)\b"
+)
 RULES: list[Rule] = []
 _rule = registering(RULES)
 
@@ -267,6 +283,39 @@ def commands_are_complete(at: str, command: str) -> Findings:
             joined = _shown(" && ".join([*alone, one]), 200)
             yield Finding(at, message, f"Join them with &&: {joined}.")
             return
+    prepare = [_trains_nothing(text) for text in bare]
+    if prepare[:1] == [True] and not all(prepare):
+        message = f"{_shown(commands[0])!r} would be the training: the first of several commands is"
+        joined = _shown(" && ".join(commands[: prepare.index(False) + 1]), 200)
+        fix = f"Join them with &&: {joined}."
+        yield Finding(at, f"{message}, and those after it run once", fix)
+
+
+@_rule("model_definition.execution.command", warning=True)
+def nothing_is_installed(at: str, command: str) -> Findings:
+    if _INSTALLS.search(command):
+        message = "installs packages at each start, on all ranks at once and in no container"
+        fix = "Install them once in the ranks' Python, which launcher.python can name, instead."
+        yield Finding(at, message, fix)
+
+
+def _trains_nothing(command: str) -> bool:
+    """Whether all that a command runs is known not to train; as ``_bare`` gives it."""
+    return all(_prepares(words.split()) for words in _AND_OR_PIPE.split(command))
+
+
+def _prepares(words: list[str]) -> bool:
+    if _changes_its_shell(words):
+        return not any(word in _SOURCES for word in words)
+    left = [word for word in words if not _ASSIGNMENT.match(word)]
+    while left[1:] and left[0].rpartition("/")[2] in _IN_FRONT:
+        del left[0]
+    program, given = left[0].rpartition("/")[2], left[1:]
+    if _PYTHON.fullmatch(program):
+        return given[:2] == ["-m", "pip"] or given in (["-V"], ["--version"])
+    if re.fullmatch("pip[0-9.]*", program):
+        return True
+    return program in _NO_TRAINING and not (program in ("conda", "mamba") and "run" in given[:1])
 
 
 def _bare(command: str) -> str:

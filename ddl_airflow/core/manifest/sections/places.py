@@ -29,6 +29,9 @@ UNPACKED_AND_STREAMED = (
     "the end of each",
     "Delete it, or stream; or upload the files themselves.",
 )
+# What a DAG's folder among the results has: ddl_airflow.lineage.production writes them.
+_POINTERS = ("latest.json", "production.json", "rejected.json")
+POINTERS = (*_POINTERS, *(f"{name}.conditions" for name in _POINTERS))
 RULES: list[Rule] = []
 _rule = registering(RULES)
 
@@ -370,6 +373,31 @@ def folders_differ(data: DataReference, results: ResultsReference, beside: Path)
     source, target = (one.store.folder(one.place, beside) for one in (data, results))
     if source is not None and target is not None:
         yield from _inside("training_results_reference.target", source.parts, target.parts)
+
+
+def pointers_are_no_data(
+    data: DataReference, results: ResultsReference, dag_id: str, beside: Path
+) -> Findings:
+    """Yields pointers to the newest models that are among the data: each publication writes them.
+
+    Args:
+        data, results: as loaded.
+        dag_id: the manifest's.
+        beside: its folder.
+    """
+    source, target = (_where(one, beside) for one in (data, results))
+    # Results inside the data are said by another rule.
+    if source is None or target is None or (*target, dag_id) != source:
+        return
+    if not all(data.selection.leaves_out(name) for name in POINTERS):
+        message = f"the pointers to its newest models, {target[-1]}/{dag_id}, lie in the training"
+        fix = "Give the results a place of their own: what is written there would become data."
+        yield Finding("training_results_reference.target", f"{message} data", fix)
+
+
+def _where(reference: Reference, beside: Path) -> tuple[str, ...] | None:
+    folder = reference.store.folder(reference.place, beside)
+    return place_of(reference) if folder is None else folder.parts
 
 
 def _inside(at: str, data: tuple[str, ...] | None, results: tuple[str, ...] | None) -> Findings:

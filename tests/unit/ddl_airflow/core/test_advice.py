@@ -45,4 +45,5 @@ def test_nothing_is_guessed(kind, message):
 
 def test_its_variables_are_those_of_ranks(tmp_path):
     given = of_run(RunLayout(tmp_path, "digits", "digits-1"), "digits")
-    assert {*VARIABLES} - {"LEARNER_ID"} == {name for name in given if not name.startswith("DDL_")}
+    of_ranks = {"LEARNER_ID", "NUM_LEARNERS", "GPU_COUNT"}
+    assert {*VARIABLES} - of_ranks == {name for name in given if not name.startswith("DDL_")}

@@ -27,6 +27,7 @@ def test_rank_environment_is_the_contract():
         "LOG_DIR": str(root / "logs"),
         "JOB_STATE_DIR": str(root / "ddl"),
         "TRAINING_ID": "mnist-1",
+        "DLAAS_JOB_ID": "mnist-1",
         "JOB_NAME": "mnist",
         "EXPERIMENT_ID": "mnist-1",
         "EXPERIMENT_DIR": "/w/experiments/mnist-1",

@@ -136,11 +136,12 @@ def test_environment_of_a_task_is_the_contract_without_mpi(cluster, monkeypatch)
 
 
 def test_learner_id_is_the_node_also_where_one_host_has_all(job):
-    one = job(script="import os; print(os.environ['LEARNER_ID'])")
+    script = "import os; print(os.environ['LEARNER_ID'], os.environ['NUM_LEARNERS'])"
+    one = job(script=script)
     one.spec = type(one.spec)(**{**vars(one.spec), "cluster": parameter_servers(2, 2)})
     assert one.start().wait().state is JobState.SUCCEEDED, one.said()
     # master 0, workers 0 and 1; workers 2 and 3. The servers are ended whenever the others are.
-    assert [one.log(rank) for rank in range(5)] == ["1\n", "1\n", "1\n", "2\n", "2\n"]
+    assert [one.log(rank) for rank in range(5)] == [*["1 2\n"] * 3, "2 2\n", "2 2\n"]
 
 
 # --- failures -------------------------------------------------------------------------------

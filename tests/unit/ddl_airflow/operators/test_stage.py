@@ -90,6 +90,39 @@ def stage(tmp_path):
     return make
 
 
+@pytest.mark.parametrize(
+    ("data", "results", "selection", "said"),
+    [
+        ("digits", "digits", {}, "digits is among the data"),
+        ("", "models", {}, "models is among the data"),
+        ("", "models", {"exclude": ["/models/"]}, ""),
+        ("", "", {"include": ["/sub/"]}, ""),
+        ("staging", "", {}, "staging/latest.json is among the data"),
+        ("staging", "", {"exclude": ["*.json", "*.conditions"]}, ""),
+        ("digits", "digits-of-others", {}, ""),
+        ("digits/raw", "digits", {}, ""),
+    ],
+)
+def test_results_among_the_data_are_refused_whatever_opens_them(
+    stage, layout, tmp_path, context_of, data, results, selection, said
+):
+    """By two names or connections: each publication would be new data, to be trained on."""
+    (tmp_path / "ml" / data / "sub").mkdir(parents=True)
+    (tmp_path / "ml" / data / "sub" / "a").write_text("1")
+    (tmp_path / "link").symlink_to("ml")
+    task = stage(uri=(tmp_path / "link" / data).as_uri())
+    task.step = replace(task.step, **selection)
+    for name, patterns in selection.items():
+        setattr(task, name, patterns)
+    published_to(task, tmp_path / "ml" / results)
+    if not said:
+        task.execute(context_of("staging"))
+        return
+    with pytest.raises(AirflowFailException, match=f"training_results_reference: .*{said}"):
+        task.execute(context_of("staging"))
+    assert not layout.staged.exists()
+
+
 @pytest.fixture
 def layout(workspace, context_of):
     run = context_of("staging")["dag_run"]

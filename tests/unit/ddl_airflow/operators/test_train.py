@@ -193,6 +193,76 @@ def test_it_is_kept_what_made_the_checkpoints_that_a_training_goes_on_from(
     assert staged(6, 5) == "0 found\n" and went_on_from() == []
 
 
+GOES_ON = """\
+import os
+folder = os.environ["EXPERIMENT_DIR"]
+os.makedirs(folder, exist_ok=True)
+print(len(os.listdir(folder)), "found")
+open(folder + "/" + os.environ["TRAINING_ID"], "w").close()
+"""
+
+
+@pytest.fixture
+def in_experiment(workspace, tmp_path, context_of):
+    """in_experiment(number, data, script=, **run) -> what the record has of the experiment."""
+    (tmp_path / "scripts").mkdir()
+
+    def run(number, data, script=GOES_ON, experiment="wide", **more):
+        (tmp_path / "scripts" / "train.py").write_text(script)
+        (tmp_path / data).mkdir(exist_ok=True)
+        (tmp_path / data / "a").write_text(data)
+        with DAG("training", schedule=None):
+            dataset = StoreReference((tmp_path / data).as_uri())
+            step = StageDataStep(
+                dataset=dataset, code=tmp_path / "scripts", commands=["python train.py"]
+            )
+            stage = StageDataOperator(task_id="stage_data", step=step)
+            step = TrainStep(command="python train.py", nodes=1, distribution="independent")
+            train = TrainOperator(task_id="train", step=step)
+        context = context_of("training", experiment_id=experiment, **more)
+        context["dag_run"].run_id = f"manual__{number}"
+        layout = layout_of(context)
+        stage.execute(context)
+        train.execute(context)
+        told = read_part(layout, "train")["result"]
+        trainings = {training_of("training", f"manual__{n}"): n for n in range(9)}
+        others = [
+            (trainings[one["training_id"]], one["uri"].rpartition("/")[2])
+            for one in told.get("went_on_from", ())
+        ]
+        return others, told.get("went_on_from_is_whole")
+
+    return run
+
+
+def test_it_is_kept_who_trained_in_the_experiment_before(in_experiment, workspace):
+    """With data that turn out to be bad, long after others have gone on from its weights."""
+    assert in_experiment(1, "bad") == ([], True)
+    assert in_experiment(2, "good") == ([(1, "bad")], True)
+    assert in_experiment(3, "good", "raise SystemExit") == ([(1, "bad"), (2, "good")], True)
+    assert in_experiment(4, "good", experiment="narrow") == ([], True)
+    assert in_experiment(4, "good", experiment=None) == ([], None)
+    # Cleared with other data: the experiment stays.
+    assert in_experiment(2, "better") == ([(1, "bad"), (2, "good"), (3, "good")], True)
+    # Removed, it starts anew.
+    shutil.rmtree(workspace / "experiments" / "wide")
+    assert in_experiment(5, "good") == ([], True)
+    note = workspace / "experiments" / ".trainings" / "wide.json"
+    for said in ("{", '{"trainings": [{"training_id": 5}], "whole": true}'):
+        note.write_text(said)
+        assert in_experiment(6, "good") == ([], False)
+        assert in_experiment(7, "bad") == ([(6, "good")], False)
+    note.unlink()  # as an earlier version of ours left it
+    assert in_experiment(8, "good") == ([], False)
+
+
+def test_who_goes_on_with_the_experiment_of_one_training_names_that(in_experiment, workspace):
+    in_experiment(1, "bad", experiment=None)
+    own = training_of("training", "manual__1")
+    assert in_experiment(2, "good", experiment=own) == ([(1, "bad")], False)
+    assert in_experiment(3, "good", experiment=own)[0] == [(1, "bad"), (2, "good")]
+
+
 TELLS = """\
 import os, sys
 with open(os.environ["DDL_PROGRESS"], "a") as file:
@@ -1330,5 +1400,6 @@ def test_a_secret_that_is_not_there_is_said_before_anything_starts(
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_ranks_without_gpus_are_told_so(train, layout, context_of, gpu):
-    env = job_of(train("1", gpu=gpu), context_of("training")).env
+    env = job_of(train("1", gpu=gpu, slots=2), context_of("training")).env
     assert env.get("DDL_NO_GPU") == (None if gpu else "1")
+    assert env["GPU_COUNT"] == ("2" if gpu else "0")  # of each learner

@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from ddl_airflow.core.errors import NoSpace, SettingInvalid, StagingError
-from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.layout import RunLayout, training_id, trainings_file
 from ddl_airflow.lineage.record import Run, fix_run, keep_so_far
 from ddl_airflow.storage import cleaning
 from ddl_airflow.storage.cache import Cache
@@ -70,8 +70,14 @@ def test_an_old_run_goes_with_its_own_experiment_and_a_newer_one_stays(run, tmp_
     assert list(clean_workspace(tmp_path, KEEP)) == []
     assert left(tmp_path) == ["new", "new"]
     assert wide.is_dir()  # it has a name, there to be gone on with
+    notes = [trainings_file(tmp_path, name) for name in ("wide", "narrow")]
+    notes[0].parent.mkdir()
+    for note in notes:
+        note.write_text("{}")
     (removed,) = clean_workspace(tmp_path, Rules(experiments=timedelta(days=90)))
     assert (removed.what, removed.place) == ("experiment", str(wide))
+    # Who trained in it before is of no further interest.
+    assert [note.exists() for note in notes] == [False, True]
 
 
 def test_the_longest_names_keep_nothing_from_being_removed(run, tmp_path):

@@ -18,7 +18,7 @@ from ddl_airflow.storage.connections import open_by_connection
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client, settings_of
-from ddl_airflow.storage.stores import open_by_environment, open_store
+from ddl_airflow.storage.stores import open_by_environment, open_store, place_of
 
 PACKAGE = Path(__file__).parents[4] / "ddl_airflow"
 # Its buckets are folders, so that nobody has to serve them.
@@ -250,3 +250,29 @@ def test_half_of_a_connections_keys_is_no_reason_to_take_the_environments(
 ):
     with pytest.raises(ConnectionInvalid, match=f"'my_s3' has no {missing}"):
         by_aws({"endpoint_url": "http://localhost:1"}, **said)
+
+
+def test_a_place_is_the_same_whatever_opens_it(tmp_path):
+    """By two connections of one store, of which one may only read."""
+
+    def s3(endpoint, uri, key="a"):
+        return open_store(uri, s3_client(endpoint, key, "b", "us-east-1"), key)
+
+    one = place_of(s3("https://s3.example.com", "s3://ml/digits"))
+    assert one == place_of(s3("https://S3.example.com:443/", "s3://ml/digits", "c"))
+    assert place_of(s3("https://s3.example.com", "s3://ml/digits/v1"))[: len(one)] == one
+    for endpoint, uri in (
+        ("https://s3.example.org", "s3://ml/digits"),
+        ("https://s3.example.com:9000", "s3://ml/digits"),
+        ("https://s3.example.com", "s3://ml/digits2"),
+        ("https://s3.example.com", "s3://other/digits"),
+    ):
+        assert place_of(s3(endpoint, uri))[: len(one)] != one
+    # Amazon's buckets have their names for themselves, wherever they are asked for.
+    amazon = [s3(endpoint, "s3://ml") for endpoint in (None, "https://s3.eu-west-1.amazonaws.com")]
+    assert place_of(amazon[0]) == place_of(amazon[1])
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "link").symlink_to("a b")
+    folders = [FolderStore(tmp_path / name) for name in ("a b", "link")]
+    assert place_of(folders[0]) == place_of(folders[1])
+    assert place_of(folders[0])[-1] == "a b"

@@ -43,7 +43,10 @@ def test_converted_manifest_gives_the_same_plan(path: Path) -> None:
     text = converted(before)
     after = load_manifest_text(text, path.name, kinds)
     assert _without_keys(plan(after, path)) == _without_keys(plan(before, path))
-    assert (after.digest, after.dialect, after.warnings) == (before.digest, "wml", ())
+    assert (after.digest, after.dialect) == (before.digest, "wml")
+    # What a command does, it does in any dialect.
+    kept = {issue.message for issue in before.warnings if "installs" in issue.message}
+    assert {issue.message for issue in after.warnings} == kept
     assert (after.retries, after.schedule) == (before.retries, before.schedule)
     again = converted(after).splitlines()
     plain = [line.split("  #")[0] for line in text.splitlines() if not line.startswith("#")]

@@ -671,6 +671,49 @@ def test_a_command_that_only_the_next_one_would_complete_is_refused(command: str
     assert fix in issue.fix
 
 
+@pytest.mark.parametrize(
+    ("command", "joined"),
+    [
+        ("pip install x; python train.py", "pip install x && python train.py"),
+        (
+            "pip3 install keras; python3 -m pip install a; python3 train.py; python3 export.py",
+            "pip3 install keras && python3 -m pip install a && python3 train.py",
+        ),
+        ("unzip a.zip\n./train.sh", "unzip a.zip && ./train.sh"),
+        ("cd src && mkdir -p out; bash run.sh", "cd src && mkdir -p out && bash run.sh"),
+        ("sudo apt-get install a; python a.py", "sudo apt-get install a && python a.py"),
+        ("A=1 /usr/bin/env | sort; python a.py", "A=1 /usr/bin/env | sort && python a.py"),
+        ('echo "a; b"; nvidia-smi; time python a.py', 'echo "a; b" && nvidia-smi && time python'),
+        ("conda install a; chmod +x a; ./a", "conda install a && chmod +x a && ./a"),
+        ("python --version; python train.py", "python --version && python train.py"),
+    ],
+)
+def test_what_trains_is_the_first_command(command: str, joined: str) -> None:
+    """Else `pip` would be the training, and the script run once, on Airflow's worker, after it."""
+    with pytest.raises(ManifestInvalid) as caught:
+        load_manifest_text(_with_command(command), "m.yml")
+    (issue,) = caught.value.issues
+    assert issue.field == "model_definition.execution.command"
+    assert "would be the training" in issue.message
+    assert f"Join them with &&: {joined}" in issue.fix
+
+
+@pytest.mark.parametrize(
+    ("command", "warned"),
+    [
+        ("pip install x && python train.py", True),
+        ("pip3.11 -q install x && python train.py", True),
+        ("python train.py; python -m pip install x && python export.py", True),
+        ("python train.py --install pip", False),
+        ("python pip.py install x", False),
+    ],
+)
+def test_what_installs_packages_is_warned_of(command: str, warned: bool) -> None:
+    """The Python is the site's, and others' trainings run in it."""
+    found = load_manifest_text(_with_command(command), "m.yml").warnings
+    assert any("installs packages at each start" in issue.message for issue in found) == warned
+
+
 def test_a_refused_command_shows_no_secret() -> None:
     with pytest.raises(ManifestInvalid) as caught:
         load_manifest_text(_with_command("HF_TOKEN=planted; python train.py"), "m.yml")
@@ -684,7 +727,12 @@ def test_a_refused_command_shows_no_secret() -> None:
         "A=1 python train.py; B=2 python export.py",
         "cd src && python train.py; cd src && python export.py",
         "export A=1 && python train.py | tee log; python export.py",
-        "pip install x; python train.py",
+        "pip install x && python train.py; python export.py",
+        "env A=1 nice python train.py; python export.py",
+        "conda run python train.py; mkdir out; python export.py",
+        "unzip a.zip | ./train; python export.py",
+        "python -m train; echo done",
+        "mkdir out; echo done",
         "(cd src && python train.py); python export.py",
         "if (test -d a) then (python a.py) fi; python b.py",
         "bash -c 'set -e; for i in 1 2; do python a.py; done'; python b.py",
