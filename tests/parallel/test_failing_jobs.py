@@ -65,6 +65,19 @@ def test_free_standing_collective_that_a_rank_never_runs_is_named(run_ranks: Cal
         assert float(limit) - 0.5 < waited < float(limit) + within(2)
 
 
+def test_gradients_of_one_function_in_two_threads_are_refused_not_mixed(
+    run_ranks: Callable,
+) -> None:
+    """Nothing else of it keeps an order; rank 1 could be given either of rank 0's."""
+    limit = f"{within(20):.1f}"
+    ended = run_ranks("ends.py", 2, "gradients of two threads", DDL_STALL_TIMEOUT=limit, **OPTIONS)
+    refused = "FailedPreconditionError: "
+    for said in ended.lines_of(0)[2:4]:
+        assert said.startswith(refused) and "run one function at once" in said, ended.output
+    (alone,) = ended.lines_of(1)[2:3]
+    assert alone == "gradient 2.0" or alone.startswith(refused), ended.output
+
+
 def test_rank_that_ends_while_it_is_waited_for_by_name_fails_the_others(
     run_ranks: Callable,
 ) -> None:

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <exception>
 #include <functional>
 #include <future>
 #include <memory>
@@ -47,12 +48,24 @@ ddl::TensorBuffer InPlace(void* values, const int64_t* dims, int ndims) {
   return {values, values, count, shape};
 }
 
-// Hands the request to the engine and waits for its end. Returns a Code.
-int Run(ddl::Request request, char* message, int message_size) {
+// What `body` returns, with its message in the caller's memory. An exception, as for want of memory,
+// would end Python.
+template <typename Body>
+int Returned(char* message, int message_size, const Body& body) {
+  try {
+    return ReturnStatus(body(), message, message_size);
+  } catch (const std::exception& error) {
+    std::snprintf(message, message_size, "ddl: %s", error.what());
+    return static_cast<int>(ddl::Code::kInternal);
+  }
+}
+
+// Hands the request to the engine and waits for its end.
+ddl::Status Run(ddl::Request request) {
   std::promise<ddl::Status> ended;
   request.done = [&ended](const ddl::Status& status) { ended.set_value(status); };
   ddl::Engine::Get().Submit(std::move(request));
-  return ReturnStatus(ended.get_future().get(), message, message_size);
+  return ended.get_future().get();
 }
 
 }  // namespace
@@ -91,13 +104,15 @@ __attribute__((visibility("default"))) int ddl_all_reduce(const char* name, cons
                                                           void* values, const int64_t* dims,
                                                           int ndims, char* message,
                                                           int message_size) {
-  ddl::Request request = NewRequest("AllReduce", name, stream, dtype);
-  request.average = average != 0;
-  // One rank alone may ask for what is optional, so it has no position among the ordered ones.
-  request.ordered = optional == 0;
-  request.optional = optional != 0;
-  request.tensors.push_back(InPlace(values, dims, ndims));
-  return Run(std::move(request), message, message_size);
+  return Returned(message, message_size, [&] {
+    ddl::Request request = NewRequest("AllReduce", name, stream, dtype);
+    request.average = average != 0;
+    // One rank alone may ask for what is optional, so it has no position among the ordered ones.
+    request.ordered = optional == 0;
+    request.optional = optional != 0;
+    request.tensors.push_back(InPlace(values, dims, ndims));
+    return Run(std::move(request));
+  });
 }
 
 // Overwrites an array with that of rank `root`. Arguments and result as of ddl_all_reduce.
@@ -105,11 +120,13 @@ __attribute__((visibility("default"))) int ddl_broadcast(const char* name, const
                                                          int dtype, int root, void* values,
                                                          const int64_t* dims, int ndims,
                                                          char* message, int message_size) {
-  ddl::Request request = NewRequest("Bcast", name, stream, dtype);
-  request.kind = ddl::Request::Kind::kBroadcast;
-  request.root = root;
-  request.tensors.push_back(InPlace(values, dims, ndims));
-  return Run(std::move(request), message, message_size);
+  return Returned(message, message_size, [&] {
+    ddl::Request request = NewRequest("Bcast", name, stream, dtype);
+    request.kind = ddl::Request::Kind::kBroadcast;
+    request.root = root;
+    request.tensors.push_back(InPlace(values, dims, ndims));
+    return Run(std::move(request));
+  });
 }
 
 // Waits until all ranks are at the barrier of that name. `hint`: what to do where another rank is
@@ -117,36 +134,41 @@ __attribute__((visibility("default"))) int ddl_broadcast(const char* name, const
 __attribute__((visibility("default"))) int ddl_barrier(const char* name, const char* stream,
                                                        const char* hint, char* message,
                                                        int message_size) {
-  const auto nothing = std::make_shared<int32_t>(0);
-  ddl::Request request =
-      NewRequest("Barrier", name, stream, static_cast<int>(ddl::DType::kInt32));
-  request.hint = ddl::OneLine(hint);
-  request.tensors.push_back({nothing.get(), nothing.get(), 1, {1}});
-  request.memory = nothing;
-  return Run(std::move(request), message, message_size);
+  return Returned(message, message_size, [&] {
+    const auto nothing = std::make_shared<int32_t>(0);
+    ddl::Request request =
+        NewRequest("Barrier", name, stream, static_cast<int>(ddl::DType::kInt32));
+    request.hint = ddl::OneLine(hint);
+    request.tensors.push_back({nothing.get(), nothing.get(), 1, {1}});
+    request.memory = nothing;
+    return Run(std::move(request));
+  });
 }
 
 // Contributes zeros to what the other ranks reduce, until all have called it. `last` gets the last
 // one that did. Returns as ddl_all_reduce.
 __attribute__((visibility("default"))) int ddl_join(const char* stream, int* last, char* message,
                                                     int message_size) {
-  ddl::Request request = NewRequest("Join", "join", stream, static_cast<int>(ddl::DType::kInt32));
-  request.kind = ddl::Request::Kind::kJoin;
-  request.joined = [last](int rank) { *last = rank; };
-  return Run(std::move(request), message, message_size);
+  return Returned(message, message_size, [&] {
+    ddl::Request request =
+        NewRequest("Join", "join", stream, static_cast<int>(ddl::DType::kInt32));
+    request.kind = ddl::Request::Kind::kJoin;
+    request.joined = [last](int rank) { *last = rank; };
+    return Run(std::move(request));
+  });
 }
 
 // Starts process set `id` of `count` ranks; see ProcessSets::Add. Returns as ddl_all_reduce.
 __attribute__((visibility("default"))) int ddl_add_process_set(int id, const int* ranks, int count,
                                                                char* message, int message_size) {
-  return ReturnStatus(ddl::ProcessSets::Get().Add(id, {ranks, ranks + count}), message,
-                      message_size);
+  return Returned(message, message_size,
+                  [&] { return ddl::ProcessSets::Get().Add(id, {ranks, ranks + count}); });
 }
 
 // Ends process set `id`; see ProcessSets::Remove. Returns as ddl_all_reduce.
 __attribute__((visibility("default"))) int ddl_remove_process_set(int id, char* message,
                                                                   int message_size) {
-  return ReturnStatus(ddl::ProcessSets::Get().Remove(id), message, message_size);
+  return Returned(message, message_size, [&] { return ddl::ProcessSets::Get().Remove(id); });
 }
 
 // See Teams::Prepare.
@@ -160,7 +182,8 @@ __attribute__((visibility("default"))) int ddl_configure_team(int team, int smoo
                                                               int64_t report_every, char* message,
                                                               int message_size) {
   const ddl::TeamPlan plan{smooth != 0, ksteps, max_steps, report_every};
-  return ReturnStatus(ddl::ProcessTeams().Configure(team, plan), message, message_size);
+  return Returned(message, message_size,
+                  [&] { return ddl::ProcessTeams().Configure(team, plan); });
 }
 
 // One step of a team, see Teams::Step: reads `tensors` arrays `in`, and writes what the step
@@ -172,29 +195,31 @@ __attribute__((visibility("default"))) int ddl_team_gradients(int team, const ch
                                                               void** out, const int64_t* dims,
                                                               const int* ndims, char* message,
                                                               int message_size) {
-  ddl::Request request = NewRequest("TeamGradients", name, stream, dtype);
-  // Reduced in place: the caller may change `in` as soon as this returns.
-  const auto copies = std::make_shared<std::vector<std::vector<char>>>();
-  std::vector<int64_t> counts;
-  for (int i = 0; i < tensors; ++i) {
-    ddl::TensorBuffer tensor = InPlace(nullptr, dims, ndims[i]);
-    const char* from = static_cast<const char*>(in[i]);
-    copies->emplace_back(from, from + tensor.count * ddl::DTypeSize(request.dtype));
-    tensor.in = tensor.out = copies->back().data();
-    counts.push_back(tensor.count);
-    request.tensors.push_back(std::move(tensor));
-    dims += ndims[i];
-  }
-  const ddl::DType type = request.dtype;
-  std::promise<ddl::Status> ended;
-  ddl::ProcessTeams().Step(team, std::move(request), nullptr, copies,
-                           [&](const ddl::StepGradients& gradients) {
-                             for (int i = 0; i < tensors && gradients.status.ok(); ++i) {
-                               gradients.Write(i, counts[i], type, out[i]);
-                             }
-                             ended.set_value(gradients.status);
-                           });
-  return ReturnStatus(ended.get_future().get(), message, message_size);
+  return Returned(message, message_size, [&] {
+    ddl::Request request = NewRequest("TeamGradients", name, stream, dtype);
+    // Reduced in place: the caller may change `in` as soon as this returns.
+    const auto copies = std::make_shared<std::vector<std::vector<char>>>();
+    std::vector<int64_t> counts;
+    for (int i = 0; i < tensors; ++i) {
+      ddl::TensorBuffer tensor = InPlace(nullptr, dims, ndims[i]);
+      const char* from = static_cast<const char*>(in[i]);
+      copies->emplace_back(from, from + tensor.count * ddl::DTypeSize(request.dtype));
+      tensor.in = tensor.out = copies->back().data();
+      counts.push_back(tensor.count);
+      request.tensors.push_back(std::move(tensor));
+      dims += ndims[i];
+    }
+    const ddl::DType type = request.dtype;
+    std::promise<ddl::Status> ended;
+    ddl::ProcessTeams().Step(team, std::move(request), nullptr, copies,
+                             [&](const ddl::StepGradients& gradients) {
+                               for (int i = 0; i < tensors && gradients.status.ok(); ++i) {
+                                 gradients.Write(i, counts[i], type, out[i]);
+                               }
+                               ended.set_value(gradients.status);
+                             });
+    return ended.get_future().get();
+  });
 }
 
 // The DType of that name, as NumPy has it; -1: there is none.

@@ -137,32 +137,39 @@ void Engine::Submit(Request request) {
     request.done(Status(ChildIsNoRank().code(), Title(request) + ": " + ChildIsNoRank().message()));
     return;
   }
-  if (request.signature == nullptr) request.signature = MakeSignature(request);
-  if (process_set_ != 0) {
-    request.done = [this, done = std::move(request.done)](const Status& status) {
-      done(status.ok() ? status : Status(status.code(), status.message() + " " + WhoRanksAre()));
+  std::shared_ptr<Completion> completion;
+  try {
+    completion = std::make_shared<Completion>(std::move(request.done));
+    request.done = [this, completion](const Status& status) {
+      const bool whole = process_set_ == 0 || status.ok();
+      completion->Complete(
+          whole ? status : Status(status.code(), status.message() + " " + WhoRanksAre()));
     };
-  }
-  Status why;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (state_ == State::kRunning) {
-      request.submitted = Clock::now();
-      const auto completion = std::make_shared<Completion>(std::move(request.done));
-      request.done = [completion](const Status& status) { completion->Complete(status); };
-      submitted_.push_back(std::move(request));
-      changed_.notify_all();
-      return;
+    if (request.signature == nullptr) request.signature = MakeSignature(request);
+    Status why;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      // Not while it opens: a kernel that does not know the ranks yet has not checked its arguments.
+      if (opened_ && state_ == State::kRunning) {
+        request.submitted = Clock::now();
+        submitted_.push_back(std::move(request));
+        changed_.notify_all();
+        return;
+      }
+      why = start_status_;
     }
-    why = start_status_;
+    if (why.ok()) {
+      why = Status(Code::kFailedPrecondition,
+                   Title(request) +
+                       ": ddl is not running. Call ddl.init (op Init) before the first collective, "
+                       "and none after the shutdown.");
+    }
+    request.done(why);
+  } catch (const std::exception& error) {
+    // Nobody above may see it: TensorFlow's threads and Python's end the process. What was to be
+    // completed is, as it is lost.
+    if (completion == nullptr) request.done(Failure("cannot submit a collective", error));
   }
-  if (why.ok()) {
-    why = Status(Code::kFailedPrecondition,
-                 Title(request) +
-                     ": ddl is not running. Call ddl.init (op Init) before the first collective, "
-                     "and none after the shutdown.");
-  }
-  request.done(why);
 }
 
 void Engine::NotifyCancelled() {
@@ -209,25 +216,12 @@ void Engine::Run() {
     if (!opened.ok()) state_ = State::kFailed;
     changed_.notify_all();
   }
-  if (opened.ok()) {
-    Serve();
-  } else {
-    Reject(opened);
-  }
+  if (opened.ok()) Serve();
   if (process_set_ == 0) ProcessSets::Get().RemoveAll();  // they need MPI
   gpus_.reset();
   if (communicator_ && communicator_->HasAbandonedMessages()) (void)communicator_.release();
   communicator_.reset();
   session_.Close();
-}
-
-void Engine::Reject(const Status& status) {
-  std::deque<Request> rejected;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    rejected.swap(submitted_);
-  }
-  for (Request& request : rejected) request.done(status);
 }
 
 Status Engine::Open() {
@@ -331,7 +325,7 @@ void Engine::ServeRequest(Request* next, std::optional<Clock::time_point>* first
   Action action;
   record.status = RunCollective(next, &record, &action);
   if (record.status.ok() && action.kind != Action::Kind::kRetry) {
-    record.status = CheckSessions(*next);
+    record.status = CheckUnambiguous(*next);
   }
   if (record.status.ok() && action.kind == Action::Kind::kRetry) {
     LogChoice(*next);
@@ -360,25 +354,33 @@ void Engine::ServeRequest(Request* next, std::optional<Clock::time_point>* first
   done(record.status);
 }
 
-Status Engine::CheckSessions(const Request& served) {
-  if (served.session == 0 || served.IsCancelled() || topology_.size == 1) return Status();
-  const auto collides = [&served](const Request& one) {
-    return !one.IsCancelled() && AreOfTwoSessions(one, served);
+Status Engine::CheckUnambiguous(const Request& served) {
+  if (served.IsCancelled() || topology_.size == 1) return Status();
+  bool found = false, two_sessions = false;
+  const auto look_at = [&](const std::deque<Request>& requests) {
+    for (const Request& one : requests) {
+      if (one.IsCancelled() || !AreAmbiguous(one, served)) continue;
+      found = true;
+      two_sessions = two_sessions || one.session != served.session;
+    }
   };
-  const std::deque<Request>& pending = request_queue_->pending();
-  bool found = std::any_of(pending.begin(), pending.end(), collides);
-  if (!found) {
+  look_at(request_queue_->pending());
+  {
     std::lock_guard<std::mutex> lock(mutex_);
-    found = std::any_of(submitted_.begin(), submitted_.end(), collides);
+    look_at(submitted_);
   }
   if (!found) return Status();
+  const std::string who = Title(served) + (two_sessions ? ": two sessions" : ": two threads") +
+                          " of rank " + std::to_string(topology_.rank);
   const Status status(
       Code::kFailedPrecondition,
-      Title(served) + ": two sessions of rank " + std::to_string(topology_.rank) +
-          " ask for it at once, and the ranks cannot tell by its name which of them it is for. "
-          "Make each graph in a variable scope of its own, alike on all ranks (with "
-          "graph.as_default(), tf.compat.v1.variable_scope(\"generator\"): ...), or run the "
-          "sessions one after the other.");
+      two_sessions
+          ? who + " ask for it at once, and the ranks cannot tell by its name which of them it is "
+                  "for. Make each graph in a variable scope of its own, alike on all ranks (with "
+                  "graph.as_default(), tf.compat.v1.variable_scope(\"generator\"): ...), or run "
+                  "the sessions one after the other."
+          : who + " run one function at once, and the ranks cannot tell whose turn it is. Make a "
+                  "tf.function in the thread that runs it.");
   communicator_->Break(status);
   agreement_->Break(status);
   return status;

@@ -82,8 +82,6 @@ class Engine {
   Status Open();
   // What the numbers of ranks mean in the messages of a process set.
   std::string WhoRanksAre() const;
-  // Fails what was submitted while the engine did not start.
-  void Reject(const Status& status);
   // Runs requests until this rank leaves.
   void Serve();
   // Proposes and runs one that NextRequest has given. `first_proposed`: when the first one was,
@@ -99,7 +97,7 @@ class Engine {
   Request* ChosenRequest();
   // An error, which breaks the group, if another session waits for what has the name of `served`:
   // another rank may have served the other one's in its place.
-  Status CheckSessions(const Request& served);
+  Status CheckUnambiguous(const Request& served);
   // Fails what other ranks have cancelled, moves what was submitted to the request queue, and drops
   // what was cancelled here.
   void TakeSubmitted();

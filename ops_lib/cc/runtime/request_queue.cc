@@ -16,9 +16,12 @@ std::string KeyOf(const RequestId& id) { return id.stream + "\n" + id.title; }
 
 }  // namespace
 
-bool AreOfTwoSessions(const Request& one, const Request& other) {
-  return one.session != 0 && other.session != 0 && one.session != other.session && !one.ordered &&
-         !other.ordered && one.stream == other.stream && Title(one) == Title(other);
+bool AreAmbiguous(const Request& one, const Request& other) {
+  const bool two_sessions =
+      one.session != 0 && other.session != 0 && one.session != other.session;
+  const bool two_runs = one.run != 0 && other.run != 0 && one.run != other.run;
+  return (two_sessions || two_runs) && !one.ordered && !other.ordered &&
+         one.stream == other.stream && Title(one) == Title(other);
 }
 
 void RequestQueue::Add(Request request) {

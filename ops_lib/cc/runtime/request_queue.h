@@ -20,8 +20,9 @@ struct RequestId {
   std::string stream;
 };
 
-// Whether two sessions have asked for what other ranks know by one name.
-bool AreOfTwoSessions(const Request& one, const Request& other);
+// Whether two sessions, or two runs of a graph at once, have asked for what other ranks know by one
+// name.
+bool AreAmbiguous(const Request& one, const Request& other);
 
 // The pending requests of this rank, and which of them it proposes next. It has no thread, no clock
 // and knows nothing of the other ranks but what it is told.

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import ddl
 import tensorflow as tf
@@ -43,6 +44,22 @@ def refused(what: object, *arguments: object) -> None:
         what(*arguments)
     except RuntimeError as error:
         say(f"RuntimeError: {error}")
+
+
+@tf.custom_gradient
+def summed_behind(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    return value + 0.0, lambda up: ddl.allreduce(up, average=False)
+
+
+def say_gradient(function: Callable[[tf.Tensor], tf.Tensor], weight: float) -> None:
+    value = tf.constant(1.0)
+    try:
+        with tf.GradientTape() as tape:
+            tape.watch(value)
+            result = weight * function(value)
+        say(f"gradient {float(tape.gradient(result, value))}")
+    except tf.errors.FailedPreconditionError as error:
+        say(f"FailedPreconditionError: {error.message}")
 
 
 if HOW == "explicit":
@@ -107,6 +124,18 @@ elif HOW == "free-standing mismatch":
 elif HOW == "free-standing missing":
     fails_in_a_tf1_graph(tf.errors.DeadlineExceededError, {"b": 2} if RANK == 1 else {"a": 2})
     fails(tf.errors.DeadlineExceededError)
+elif HOW == "gradients of two threads":
+    summed = tf.function(lambda value: summed_behind(value))
+    say_gradient(summed, 1.0)  # traced here, so both threads run it in this one's stream
+    if RANK == 0:
+        threads = [threading.Thread(target=say_gradient, args=(summed, w)) for w in (1.0, 100.0)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    else:
+        time.sleep(1.0)
+        say_gradient(summed, 1.0)
 elif HOW == "free-standing left":
     if RANK == 1:
         # Its end waits until what was asked for is done, which never comes.

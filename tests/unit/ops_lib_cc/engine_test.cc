@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -26,6 +27,7 @@ thread_local bool is_engine = false;
 sigset_t engine_signals;  // that its thread does not get
 std::atomic<int> allocations_left{0};
 std::atomic<bool> has_failed{false};
+std::function<void()> while_connecting;
 
 class Rank : public ThreadCommunicator, public ddl::Baseline {
  public:
@@ -49,14 +51,15 @@ ddl::Status ddl::Connect(const Config&, int, const std::vector<int>&,
                          std::unique_ptr<Communicator>* communicator) {
   is_engine = true;
   pthread_sigmask(SIG_BLOCK, nullptr, &engine_signals);
+  if (while_connecting) while_connecting();
   *communicator = std::make_unique<Rank>();
   return Status();
 }
 
 namespace {
 
-// Sums a number over the ranks, for a session of this rank; tells how that ended.
-std::future<ddl::Status> BeginSum(float* value, uint64_t session = 0) {
+// Sums a number over the ranks, for a session of this rank and a run of its; tells how that ended.
+std::future<ddl::Status> BeginSum(float* value, uint64_t session = 0, int64_t run = 0) {
   const auto ended = std::make_shared<std::promise<ddl::Status>>();
   ddl::Request request;
   request.op_name = "AllReduce";
@@ -64,6 +67,7 @@ std::future<ddl::Status> BeginSum(float* value, uint64_t session = 0) {
   request.ordered = false;
   request.tensors = {{value, value, 1, {1}}};
   request.session = session;
+  request.run = run;
   request.done = [ended](const ddl::Status& status) { ended->set_value(status); };
   ddl::Engine::Get().Submit(std::move(request));
   return ended->get_future();
@@ -137,6 +141,69 @@ TEST(TwoSessionsThatAskForOneNameAtOnceAreAnErrorOnAllRanks) {
     }
     ddl::Engine::Get().Leave();
   });
+}
+
+// As where two threads run a function that one has traced: its gradients have one name.
+TEST(TwoRunsThatAskForOneNameAtOnceAreAnErrorOnAllRanks) {
+  RunProcesses(2, [&](ddl::HostGroup& group) {
+    StartEngine(&group);
+    if (group.rank() == 1) usleep(100'000);  // until rank 0 has asked for both
+    float values[2] = {1, 1};
+    std::future<ddl::Status> sums[] = {BeginSum(&values[0], 1, 1), BeginSum(&values[1], 1, 2)};
+    for (int i = 0; i < 2; ++i) {
+      const ddl::Status ended = sums[i].get();
+      if (group.rank() == 1 && i == 0) continue;  // it may have been done before
+      CHECK(ended.code() == ddl::Code::kFailedPrecondition, ended.message());
+      CHECK(ended.message().find("two threads of rank") != std::string::npos, ended.message());
+    }
+    ddl::Engine::Get().Leave();
+  });
+}
+
+// A kernel that runs then does not know how many ranks there are, and has not looked at its root.
+TEST(ACollectiveThatRunsWhileTheEngineOpensIsRefused) {
+  RunProcesses(2, [&](ddl::HostGroup& group) {
+    float early = 1, value = 1;
+    std::future<ddl::Status> refused;
+    while_connecting = [&] { refused = BeginSum(&early); };
+    StartEngine(&group);
+    const ddl::Status ended = refused.get();
+    CHECK(ended.code() == ddl::Code::kFailedPrecondition, ended.message());
+    CHECK(ended.message().find("Call ddl.init (op Init) before") != std::string::npos,
+          ended.message());
+    const ddl::Status summed = Sum(&value);
+    CHECK(summed.ok() && value == 2, summed.message());
+    ddl::Engine::Get().Leave();
+  });
+}
+
+// The thread that asks has no memory, once, wherever it needs some.
+TEST(AnAllocationThatFailsWhereACollectiveIsAskedForIsAnErrorOfIt) {
+  for (int failing = 1; failing < 40; ++failing) {
+    RunProcesses(1, [&](ddl::HostGroup& group) {
+      alarm(60);
+      joined = &group;
+      ddl::Topology topology;
+      CHECK(ddl::Engine::Get().Start(&topology).ok(), "no engine");
+      float value = 1;
+      std::promise<ddl::Status> ended;
+      ddl::Request request;
+      request.op_name = "AllReduce";
+      request.name = "a name that is too long to be kept without an allocation";
+      request.tensors = {{&value, &value, 1, {1}}};
+      request.done = [&ended](const ddl::Status& status) { ended.set_value(status); };
+      static thread_local bool asks = false;
+      asks = true;
+      allocations_left = failing;
+      allocation_fails = [](size_t) { return asks && --allocations_left == 0; };
+      ddl::Engine::Get().Submit(std::move(request));
+      asks = false;
+      const ddl::Status status = ended.get_future().get();
+      allocation_fails = nullptr;
+      CHECK(status.ok() || status.code() == ddl::Code::kInternal, status.message());
+      ddl::Engine::Get().Leave();
+    });
+  }
 }
 
 // As where the op Init runs in a thread of TensorFlow. One element goes through no vector.
