@@ -17,6 +17,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,10 @@ _TROUBLE = frozenset(
     )
 )
 _CHECKPOINT = re.compile(r"(.+)-(\d+)\.index")
+_NOTED = re.compile(r'^model_checkpoint_path: "(.*)"', re.MULTILINE)
+# Of what was written within this time the step tells which is the newer one: copies may have the
+# times at which they were made, and some file systems keep whole seconds, or two.
+_ONE_TIME_NS = 2 * 10**9
 # In the name of a Keras file: what numbers count, and which of a model's files it is.
 COUNTED = "epochs?|ep?|steps?|iter(?:ation)?|checkpoint|ckpt|weights|model"
 _WHICH = "best|last|latest|newest|final|current|val|loss|acc|accuracy"
@@ -64,7 +69,7 @@ class Checkpoint:
     Attributes:
         path: the ``.keras`` file, or TensorFlow's prefix: the path without ``.index``.
         step: the number in the name, of steps, or for Keras of epochs, unless the epochs are noted
-            in the file; None when there is neither.
+            in the file; None when there is neither, as of a ``Saver``'s without ``global_step``.
     """
 
     path: Path
@@ -253,25 +258,78 @@ def _graph_and_checkpoints(
         )
     (graph,) = graphs
     families: dict[str, list[Checkpoint]] = {}
+    unnumbered: dict[str, list[Checkpoint]] = {}
     for path in files:
+        prefix = path.with_suffix("")
         if match := _CHECKPOINT.fullmatch(path.name):
-            checkpoint = Checkpoint(path.with_suffix(""), int(match[2]))
-            families.setdefault(match[1], []).append(checkpoint)
+            families.setdefault(match[1], []).append(Checkpoint(prefix, int(match[2])))
+        # One with the graph of the training beside it is not what the base graph is for.
+        elif path.suffix == ".index" and path.with_suffix(".meta") != graph:
+            unnumbered.setdefault(prefix.name, []).append(Checkpoint(prefix, None))
     own = graph.name.removesuffix("_basegraph.meta")
-    if own in families:
-        families = {own: families[own]}
+    if own in families or own in unnumbered:
+        families = {own: families.get(own, [])}
+    families = families or {name: [] for name in unnumbered}
     if not families:
         raise CheckpointMissing(
-            f"{result_dir}: {graph.name} is there, but no checkpoint {own}-<step>.index. Call "
-            f"saver.save(session, RESULT_DIR + '/{own}', global_step=step) on rank 0."
+            f"{result_dir}: {graph.name} is there, but no checkpoint {own}-<step>.index or "
+            f"{own}.index. Call saver.save(session, RESULT_DIR + '/{own}', global_step=step) on "
+            f"rank 0."
         )
     if len(families) > 1:
         raise TransformError(
             f"{result_dir}: checkpoints of {', '.join(sorted(families))}, and none named after "
             f"{graph.name}. Name the base graph <name>_basegraph.meta like its checkpoints."
         )
-    (checkpoints,) = families.values()
-    return Leftovers(graph, tuple(sorted(checkpoints, key=lambda c: -(c.step or 0))))
+    ((name, checkpoints),) = families.items()
+    return Leftovers(graph, tuple(_newest_first([*checkpoints, *unnumbered.get(name, [])])))
+
+
+def _newest_first(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Those of one name by time of writing, and after the one that TensorFlow has noted.
+
+    A try that began anew ends below the steps of the one before. What a Saver writes last may have
+    no step.
+    """
+    at = {
+        one: one.path.with_name(f"{one.path.name}.index").stat().st_mtime_ns for one in checkpoints
+    }
+
+    def is_after(one: Checkpoint, other: Checkpoint) -> bool:
+        if one.step is None or other.step is None:
+            return (at[one], one.step is None) > (at[other], other.step is None)
+        return one.step > other.step
+
+    found: list[Checkpoint] = []
+    left = sorted(checkpoints, key=at.__getitem__, reverse=True)
+    while left:
+        newest = left[0]
+        for one in left:
+            if at[left[0]] - at[one] <= _ONE_TIME_NS and is_after(one, newest):
+                newest = one
+        found.append(newest)
+        left.remove(newest)
+    noted = next((one for one in found if one.path.name == _noted_in(one.path.parent)), None)
+    if noted is None:
+        return found
+    first = found[0]
+    # Copies may have other times; and what was saved with write_state=False is not noted.
+    has_more_steps = noted.step is not None and (first.step or 0) > noted.step
+    if not (has_more_steps and at[first] - at[noted] > _ONE_TIME_NS):
+        found.remove(noted)
+        found.insert(0, noted)
+    return found
+
+
+def _noted_in(folder: Path) -> str | None:
+    """The name of the checkpoint that TensorFlow has noted as the newest."""
+    with suppress(OSError, ValueError):
+        text = (folder / "checkpoint").read_text("latin-1")
+        if match := _NOTED.search(text):
+            # What is not ASCII, TensorFlow writes as octal numbers of its bytes.
+            name = match[1].encode("latin-1").decode("unicode_escape").encode("latin-1").decode()
+            return name.rpartition("/")[2]
+    return None
 
 
 def _keras_newest_first(models: Sequence[Path]) -> list[Checkpoint]:
@@ -356,7 +414,7 @@ def _nothing_usable(files: Sequence[Path]) -> str:
     return (
         f"no checkpoint; found {seen}. Save to $RESULT_DIR on rank 0: with Keras model.keras, or "
         f"model-<epoch>.keras by ddl.keras.CheckpointCallback(); with TensorFlow 1 "
-        f"<name>_basegraph.meta and <name>-<step>."
+        f"<name>_basegraph.meta and <name>-<step> or <name>."
     )
 
 

@@ -89,6 +89,17 @@ def _transformed(arguments: argparse.Namespace, leftovers: checkpoints.Leftovers
             f"{checkpoint.path.name} was skipped: {why}; used {exported.checkpoint.path.name}"
             for checkpoint, why in exported.skipped
         ]
+        newest, last = exported.checkpoint, max(leftovers.steps, default=0)
+        if (
+            leftovers.base_graph
+            and newest == leftovers.checkpoints[0]
+            and (newest.step or last) < last
+        ):
+            warnings.append(
+                f"{newest.path.name} was taken, the newest; {last} is a higher step, and was saved "
+                f"before it, as by an earlier try. Set transform.checkpoint to {last} if that is "
+                f"meant."
+            )
         if len(leftovers.models) > 1:
             warnings.append(
                 f"{arguments.result_dir} has .keras files of several models "

@@ -169,7 +169,7 @@ def bench(empty: Bench, originals: Path) -> Iterator[Bench]:
 # --- the road ----------------------------------------------------------------------------------
 
 
-def test_latest_checkpoint_is_the_one_with_the_highest_step(bench: Bench) -> None:
+def test_latest_checkpoint_is_the_newest(bench: Bench) -> None:
     (bench.data / "t10k-labels-idx1-ubyte").write_bytes(
         idx(np.append(logits(100).argmax(axis=1)[:-1], 3).astype(np.uint8))
     )
@@ -186,6 +186,33 @@ def test_latest_checkpoint_is_the_one_with_the_highest_step(bench: Bench) -> Non
     assert report["labels"] == prediction["class_index"]
     assert report["accuracy"] == pytest.approx((ROWS - 1) / ROWS, abs=1e-6)
     assert report["warnings"] == []
+
+
+def saved_last(bench: Bench, name: str) -> None:
+    """The checkpoint of step 20 under this name, as if it had been saved last."""
+    for path in list(bench.result.glob("m-20.*")):
+        path.rename(bench.result / path.name.replace("m-20", name))
+    index = bench.result / f"{name}.index"
+    at = (bench.result / "m-100.index").stat().st_mtime + 100
+    os.utime(index, (at, at))
+    (bench.result / "checkpoint").write_text(f'model_checkpoint_path: "{name}"\n')
+
+
+def test_the_last_checkpoint_may_have_no_step(bench: Bench) -> None:
+    saved_last(bench, "m")
+    report = bench.succeed()
+    assert (report["checkpoint"], report["checkpoint_step"]) == ("m", None)
+    np.testing.assert_allclose(report["prediction"]["logits"], logits(20)[:8], rtol=1e-4)
+    assert report["warnings"] == []
+
+
+def test_a_step_below_that_of_an_earlier_try_is_taken_with_a_warning(bench: Bench) -> None:
+    saved_last(bench, "m-40")
+    report = bench.succeed()
+    assert (report["checkpoint"], report["checkpoint_step"]) == ("m-40", 40)
+    (warning,) = report["warnings"]
+    assert warning.startswith("m-40 was taken, the newest; 100 is a higher step")
+    assert bench.succeed("--checkpoint", "5")["warnings"] == []
 
 
 def test_signatures_are_those_that_servers_of_2018_know(bench: Bench, tf: Any) -> None:
