@@ -72,7 +72,8 @@ def export(
         inputs: name in the signature to tensor of the graph (Keras: to input of the model).
             Empty: the graph's only placeholder without a default, served as ``images``.
         outputs: the same for outputs (Keras: names of layers; of a layer with several outputs,
-            ``name``, ``name_1`` and so on). Empty: the only float [n, k] at the end of the graph.
+            ``name``, ``name_1`` and so on). Empty: the only float [n, k] at the end of the graph,
+            if no float of another rank is there that may be meant.
         folder: where to; must not exist.
         among: folders in which a file that the graph reads is looked for, such as a vocabulary, if
             it is not where the training had it.
@@ -404,9 +405,10 @@ def _ports(
     if not fetches:
         ends = _float_ends(feeds.values())
         matrices = [tensor for tensor in ends if tensor.shape.rank == 2]
-        found = _the_only(
-            matrices, path, "outputs", "logits", "float [n, k] tensor at the end of the graph", ends
-        )
+        kind = "float [n, k] tensor"
+        if len(matrices) == 1 and (others := _rivals(matrices[0], ends)):
+            matrices, kind = [*others, *matrices], "float tensor"
+        found = _the_only(matrices, path, "outputs", "logits", kind, ends)
         fetches = {_default_output_name(found): found}
     fed = {tensor.op.name for tensor in feeds.values()}
     unfed = [
@@ -450,15 +452,38 @@ def _the_only(
     if len(found) == 1:
         return found[0]
     candidates = ", ".join(f"{t.name} {_shape_text(t)}" for t in (found or others)[-8:])
+    several = "s" if len(found) > 1 else ""
+    where = " at the end of the graph" if field == "outputs" else ""
     raise TransformError(
-        f"{path}: {len(found) or 'no'} {what}{'' if len(found) == 1 else 's'}"
+        f"{path}: {len(found) or 'no'} {what}{several}{where}"
         f"{f', candidates: {candidates}' if candidates else ''}. Name the one that is meant in the "
         f'manifest, transform.{field}: {{{name}: "<tensor>:0"}}.'
     )
 
 
+def _rivals(found: Any, ends: Sequence[Any]) -> list[Any]:
+    """Other ends that may be the model's output, and the one that is found something left over.
+
+    Not those of one number, such as a loss; nor what an op gives beside its output, or for each
+    channel, as a batch normalization does.
+    """
+    return [
+        tensor
+        for tensor in ends
+        if tensor is not found
+        and tensor.value_index == 0
+        and (
+            tensor.shape.rank not in (0, 1)
+            or tensor.shape.as_list()[:1] == found.shape.as_list()[:1]
+        )
+    ]
+
+
 def _float_ends(feeds: Iterable[Any]) -> list[Any]:
-    """Float tensors that depend on the feeds and that no other op reads."""
+    """Float tensors that depend on the feeds and that no other op reads.
+
+    Variables that were assigned to are none, nor what a branch gets that is not taken.
+    """
     reached: list[Any] = []
     seen = set()
     waiting = list(feeds)
@@ -468,7 +493,8 @@ def _float_ends(feeds: Iterable[Any]) -> list[Any]:
             continue
         seen.add(tensor.name)
         readers = tensor.consumers()
-        if not readers and tensor.dtype.is_floating:
+        is_value = tensor.op.type != "Switch" and not tensor.dtype._is_ref_dtype
+        if not readers and tensor.dtype.is_floating and is_value:
             reached.append(tensor)
         waiting.extend(output for op in readers for output in op.outputs)
     return reached

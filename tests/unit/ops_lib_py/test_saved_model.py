@@ -384,6 +384,53 @@ def test_two_ends_are_listed(empty: Bench, tf: Any) -> None:
     assert 'transform.outputs: {logits: "<tensor>:0"}' in error
 
 
+@pytest.mark.parametrize(
+    ("shape", "listed"),
+    [([-1, 2, 3, 1], "[n, 2, 3, 1]"), ([-1, 2, 3], "[n, 2, 3]"), ([-1], "[n]")],
+)
+def test_an_end_beside_one_of_another_rank_is_not_taken_by_itself(
+    empty: Bench, tf: Any, shape: list[int], listed: str
+) -> None:
+    """As of an autoencoder, whose pictures are meant and not the code that nothing reads."""
+
+    def build(v1: Any) -> None:
+        v1.reshape(v1.concat([classifier(v1, end="raw")] * 2, 1), shape, name="pRes")
+        raw = v1.get_default_graph().get_tensor_by_name("raw:0")
+        v1.identity(raw * 2.0, name="code")
+        v1.reduce_mean(raw, name="mean")
+
+    save_graph(tf, empty.result, build, CLASSIFIER_VALUES)
+    error = empty.fail("TransformError")
+    assert "2 float tensors at the end of the graph, candidates: " in error
+    assert f"pRes:0 {listed}" in error and "code:0 [n, 3]" in error and "mean:0" not in error
+    assert empty.succeed("--output", "images=pRes:0")["checkpoint_step"] == 100
+
+
+def test_what_layers_leave_over_is_no_end(empty: Bench, tf: Any) -> None:
+    """A normalization's averages, and what a branch gets that is not taken."""
+
+    def build(v1: Any) -> None:
+        x = v1.placeholder(v1.float32, [None, FEATURES], name="x")
+        training = v1.placeholder_with_default(False, [], name="training")
+        kernel = v1.get_variable("kernel", [FEATURES, CLASSES], use_resource=False)
+        mean = v1.get_variable("mean", [1], use_resource=False)
+        rows = v1.reshape(x, [-1, 2, 3, 1])
+        rows, now, _ = v1.nn.fused_batch_norm(rows, [1.0], [0.0], is_training=True)
+        v1.assign_sub(mean, now)
+        v1.assign_add(v1.get_variable("seen", [1, 6], use_resource=False), x[:1])
+        rows = v1.cond(training, lambda: v1.nn.dropout(rows, rate=0.5), lambda: rows + 0.0)
+        v1.matmul(v1.reshape(rows, [-1, FEATURES]), kernel, name="pRes")
+
+    v1 = tf.compat.v1
+    v1.disable_control_flow_v2()  # as TensorFlow 1 mode has it
+    try:
+        save_graph(tf, empty.result, build, {100: {"kernel": weights(100)}})
+    finally:
+        v1.enable_control_flow_v2()
+    outputs = empty.succeed()["signatures"]["predict_images"]["outputs"]
+    assert set(outputs) == {"class_index", "scores", "logits"}
+
+
 def test_an_output_that_only_argmax_reads_has_to_be_named(empty: Bench, tf: Any) -> None:
     save_graph(
         tf, empty.result, lambda v1: v1.argmax(classifier(v1), 1, name="best"), CLASSIFIER_VALUES
