@@ -1385,6 +1385,70 @@ def test_a_written_model_is_taken_if_keras_cannot_load_the_checkpoint(bench: Ben
     assert (bench.model / "saved_model.pb").read_bytes() == written
 
 
+def as_an_estimator_writes(bench: Bench, name: str = "1525000000") -> Path:
+    """The model of step 20 in a folder that is called by the time, and no checkpoints."""
+    bench.succeed("--checkpoint", "20")
+    partial = bench.model.rename(bench.result / "made")
+    bench.model.mkdir()
+    return partial.rename(bench.model / name)
+
+
+def without_checkpoints(bench: Bench) -> None:
+    for path in bench.result.iterdir():
+        if path.is_file():
+            path.unlink()
+
+
+def test_a_model_as_an_estimator_writes_it_is_taken(bench: Bench) -> None:
+    as_an_estimator_writes(bench)
+    without_checkpoints(bench)
+    error = bench.run()[1]["error"]
+    assert "no checkpoint; found nothing" in error
+    assert error.endswith(f"{bench.model} has no saved_model.pb, but 1525000000.")
+    for option in ("--written", "--may-be-written"):
+        report = bench.succeed(option)
+        np.testing.assert_allclose(report["prediction"]["logits"], logits(20)[:8], rtol=1e-4)
+        assert report["warnings"] == ["took model/1525000000, which is model now"]
+        assert "saved_model.pb" in {file["path"] for file in report["files"]}
+        assert [path.name for path in bench.result.iterdir()] == ["model"]
+        bench.model.rename(bench.result / "made")
+        bench.model.mkdir()
+        (bench.result / "made").rename(bench.model / "1525000000")
+
+
+def test_of_several_models_of_an_estimator_none_is_taken(bench: Bench) -> None:
+    shutil.copytree(as_an_estimator_writes(bench), bench.model / "1525000001")
+    without_checkpoints(bench)
+    for option in ("--written", "--may-be-written"):
+        error = bench.run(option)[1]["error"]
+        assert error.endswith("model has no saved_model.pb, but 1525000000, 1525000001.")
+    assert len(list(bench.model.glob("*/saved_model.pb"))) == 2
+
+
+def test_what_is_no_model_is_not_lost_where_one_takes_its_place(bench: Bench) -> None:
+    as_an_estimator_writes(bench)
+    (bench.model / "logs").mkdir()
+    (bench.model / "logs" / "events").write_text("curves")
+    report = bench.succeed("--may-be-written")
+    assert report["checkpoint_step"] == 100
+    kept = bench.result / "model.of-training"
+    assert (kept / "logs" / "events").read_text() == "curves"
+    assert (kept / "1525000000" / "saved_model.pb").is_file()
+    assert report["warnings"] == [
+        "the model that the training wrote itself, model/1525000000, was replaced by one made of "
+        "m-100",
+        "model had no saved_model.pb, but 1525000000, logs: now in model.of-training",
+    ]
+    # And once more, with what a later try has written.
+    shutil.rmtree(bench.model)
+    (bench.model / "logs").mkdir(parents=True)
+    said = bench.succeed()["warnings"]
+    assert said == ["model had no saved_model.pb, but logs: now in model.of-training-2"]
+    shutil.rmtree(bench.model)
+    bench.model.mkdir()
+    assert bench.succeed()["warnings"] == []
+
+
 def test_a_written_model_need_not_give_scores(bench: Bench, tf: Any) -> None:
     kernel = tf.Variable(weights(20))
     own = tf.Module()
