@@ -10,7 +10,8 @@ earlier try, in a folder 2, 3 and so on.
 
 Read are checkpoints of tf.train.Saver and tf.train.Checkpoint, against the checksums that
 TensorFlow keeps, ``.keras`` files and the archives of folders ``preempted-<step>``, against those
-of the archive, and ``.h5`` files, as far as HDF5 notices what is missing: it has no checksums.
+of the archive, and ``.h5`` and ``.hdf5`` files, as far as HDF5 notices what is missing: it has no
+checksums.
 TensorFlow is imported only where there are any of its own. Older checkpoints than the first
 complete one are not read.
 
@@ -39,7 +40,8 @@ from ddl_ops.checkpoints import (
     require_whole,
 )
 
-_SUFFIXES = (".index", ".keras", ".h5")
+_HDF5 = (".h5", ".hdf5")
+_SUFFIXES = (".index", ".keras", *_HDF5)
 _STATE = "checkpoint"
 # A folder of ddl.keras.PreemptionCallback (mid_epoch.py).
 _PLACE = re.compile(r"preempted-\d+")
@@ -238,7 +240,7 @@ def _require_readable(path: Path) -> None:
             except CheckpointUnreadable as error:
                 raise CheckpointUnreadable(f"{archive.name}: {error}") from error
         return
-    if path.suffix == ".h5":
+    if path.suffix in _HDF5:
         _require_hdf5(path)
         if path.name == _BACKUP:
             _require_epoch(path.with_name(_BACKUP_EPOCH))
