@@ -90,10 +90,11 @@ def _transformed(arguments: argparse.Namespace, leftovers: checkpoints.Leftovers
                 _folders(arguments),
             )
         except (OSError, tf.errors.OpError) as error:
-            free = shutil.disk_usage(partial.parent).free
+            free = ""
+            if isinstance(error, (OSError, tf.errors.ResourceExhaustedError)):
+                free = f"; {shutil.disk_usage(partial.parent).free >> 20} MiB are free there"
             raise TransformError(
-                f"{partial.parent}: no model was written ({serving_trial.first_line(error)}); "
-                f"{free >> 20} MiB are free there."
+                f"{partial.parent}: no model was written ({serving_trial.first_line(error)}){free}."
             ) from error
         warnings = [
             f"{checkpoint.path.name} was skipped: {why}; used {exported.checkpoint.path.name}"

@@ -266,15 +266,26 @@ def _export_graph(
                 checkpoints, lambda checkpoint: _restore(restorer, session, checkpoint, path)
             )
             builder = v1.saved_model.Builder(str(folder))
-            builder.add_meta_graph_and_variables(
-                session,
-                [constants.SERVING],
-                signature_def_map=signatures,
-                assets_collection=[graph.get_tensor_by_name(f"{name}:0") for name in assets],
-                main_op=v1.tables_initializer(),
-                clear_devices=True,
-                strip_default_attrs=True,
-            )
+            try:
+                builder.add_meta_graph_and_variables(
+                    session,
+                    [constants.SERVING],
+                    signature_def_map=signatures,
+                    assets_collection=[graph.get_tensor_by_name(f"{name}:0") for name in assets],
+                    main_op=v1.tables_initializer(),
+                    clear_devices=True,
+                    strip_default_attrs=True,
+                )
+            except tf.errors.FailedPreconditionError as error:
+                names = session.run(v1.report_uninitialized_variables(v1.global_variables()))
+                if not names.size:
+                    raise
+                listed = ", ".join(sorted(name.decode() for name in names)[:5])
+                raise TransformError(
+                    f"{path}: {exported.checkpoint.path.name} gives no value to {listed}: the "
+                    f"Saver that has exported the base graph saves other variables alone. Export "
+                    f"it by tf.train.export_meta_graph, and save all of its variables."
+                ) from error
             builder.save()
     return replace(exported, warnings=tuple(warnings))
 

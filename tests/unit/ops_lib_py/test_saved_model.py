@@ -643,6 +643,19 @@ def test_a_file_that_is_no_meta_graph(bench: Bench) -> None:
     assert "m_basegraph.meta: not a meta graph" in bench.fail("TransformError")
 
 
+def test_a_variable_that_a_partial_saver_leaves_out_is_named(bench: Bench, tf: Any) -> None:
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        classifier(v1)
+        v1.get_variable("scale", [2], use_resource=True)
+        some = [one for one in v1.global_variables() if one.op.name == "kernel"]
+        saver = v1.train.Saver(some)
+        saver.export_meta_graph(str(bench.result / "m_basegraph.meta"))
+    error = bench.fail("TransformError")
+    assert "m_basegraph.meta: m-100 gives no value to bias, scale" in error
+    assert "tf.train.export_meta_graph" in error and "MiB" not in error
+
+
 def test_a_full_disk_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
