@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import mmap
 import os
 import re
 import sys
@@ -45,6 +46,9 @@ _WHICH = "best|last|latest|newest|final|current|val|loss|acc|accuracy"
 # A number by itself or after such a word, and not the decimals of a metric, as in
 # model.01-0.16.keras. That of mobilenet_v2.keras or resnet50.keras belongs to the model.
 _STEP = re.compile(rf"(?:^|[\W_])(?:{COUNTED})?(?<!\d\.)(\d+)$", re.IGNORECASE)
+HDF5 = (".h5", ".hdf5")
+# What Keras writes there of a whole model: without it the file has weights alone.
+_WHOLE_IN_HDF5 = b"model_config"
 # In the comment of a .keras file, which is an archive: Keras reads all entries, and no comment.
 _EPOCHS_DONE = "ddl_epochs_done"
 _BEST = "ddl_best"
@@ -67,7 +71,8 @@ class Checkpoint:
     """Saved weights.
 
     Attributes:
-        path: the ``.keras`` file, or TensorFlow's prefix: the path without ``.index``.
+        path: the file of Keras, ``.keras`` or of HDF5, or TensorFlow's prefix: the path without
+            ``.index``.
         step: the number in the name, of steps, or for Keras of epochs, unless the epochs are noted
             in the file; None when there is neither, as of a ``Saver``'s without ``global_step``.
     """
@@ -99,7 +104,7 @@ def find(result_dir: Path) -> Leftovers:
     """What lies in ``result_dir`` and its folder ``checkpoints``.
 
     A base graph, ``<name>_basegraph.meta`` or else ``base*.meta``, comes first; then ``.keras``
-    files.
+    files; then models that Keras has saved as ``.h5`` or ``.hdf5``.
 
     Raises:
         CheckpointMissing: nothing to transform. The message says what was found instead.
@@ -118,7 +123,9 @@ def find(result_dir: Path) -> Leftovers:
     )
     if graphs := _base_graphs(files):
         return _graph_and_checkpoints(result_dir, graphs, files)
-    models = [path for path in files if path.suffix == ".keras"]
+    models = [path for path in files if path.suffix == ".keras"] or [
+        path for path in files if path.suffix in HDF5 and _is_whole_model(path)
+    ]
     if models:
         return Leftovers(None, tuple(_keras_newest_first(models)), _models_of(models))
     raise CheckpointMissing(f"{result_dir}: {_nothing_usable(files)}")
@@ -206,6 +213,9 @@ def require_whole(checkpoint: Checkpoint) -> None:
     if checkpoint.path.suffix == ".keras":
         require_archive(checkpoint.path)
         return
+    if checkpoint.path.suffix in HDF5:
+        require_hdf5(checkpoint.path)
+        return
     prefix = checkpoint.path.name
     # Path.glob() finds none in a folder that cannot be read now.
     shard = re.compile(re.escape(prefix) + r"\.data-\d+-of-(\d+)")
@@ -231,6 +241,27 @@ def require_archive(path: Path) -> None:
         raise CheckpointUnreadable(f"{type(error).__name__}: {error}") from error
     if damaged:
         raise CheckpointUnreadable(f"{damaged} in it is damaged")
+
+
+def require_hdf5(path: Path) -> None:
+    """Checks that an HDF5 file is not cut short: it has no checksums. Raises as require_whole()."""
+    import h5py
+
+    try:
+        h5py.File(path, "r").close()
+    except OSError as error:
+        if error.errno:  # not what is in it
+            raise
+        raise CheckpointUnreadable(str(error)) from error
+
+
+def _is_whole_model(path: Path) -> bool:
+    """Whether a file of HDF5 has more than weights, also where it is cut short behind that."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return False
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(_WHOLE_IN_HDF5) >= 0
 
 
 def _base_graphs(files: Sequence[Path]) -> list[Path]:
@@ -405,15 +436,16 @@ def _nothing_usable(files: Sequence[Path]) -> str:
             "tf.train.export_meta_graph(RESULT_DIR + '/<name>_basegraph.meta') on rank 0, before "
             "`import ddl`."
         )
-    if any(name.endswith(".weights.h5") for name in names):
+    if any(name.endswith(HDF5) for name in names):
         return (
-            "weights (.weights.h5) without the model they belong to. Save the whole model: "
+            "weights (.h5) without the model they belong to. Save the whole model: "
             "model.save(RESULT_DIR + '/checkpoints/model-<epoch>.keras') on rank 0."
         )
     seen = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "") if names else "nothing"
     return (
-        f"no checkpoint; found {seen}. Save to $RESULT_DIR on rank 0: with Keras model.keras, or "
-        f"model-<epoch>.keras by ddl.keras.CheckpointCallback(); with TensorFlow 1 "
+        f"no checkpoint; found {seen}. Save to $RESULT_DIR on rank 0: with Keras model.keras (in "
+        f"TensorFlow 1 mode model.h5), or model-<epoch>.keras by ddl.keras.CheckpointCallback(); "
+        f"with TensorFlow 1 "
         f"<name>_basegraph.meta and <name>-<step> or <name>."
     )
 

@@ -34,14 +34,15 @@ from typing import Any
 
 from ddl_ops.checkpoints import (
     COUNTED,
+    HDF5,
     Checkpoint,
     CheckpointUnreadable,
     require_archive,
+    require_hdf5,
     require_whole,
 )
 
-_HDF5 = (".h5", ".hdf5")
-_SUFFIXES = (".index", ".keras", *_HDF5)
+_SUFFIXES = (".index", ".keras", *HDF5)
 _STATE = "checkpoint"
 # A folder of ddl.keras.PreemptionCallback (mid_epoch.py).
 _PLACE = re.compile(r"preempted-\d+")
@@ -240,8 +241,8 @@ def _require_readable(path: Path) -> None:
             except CheckpointUnreadable as error:
                 raise CheckpointUnreadable(f"{archive.name}: {error}") from error
         return
-    if path.suffix in _HDF5:
-        _require_hdf5(path)
+    if path.suffix in HDF5:
+        require_hdf5(path)
         if path.name == _BACKUP:
             _require_epoch(path.with_name(_BACKUP_EPOCH))
         return
@@ -249,17 +250,6 @@ def _require_readable(path: Path) -> None:
     require_whole(checkpoint)
     if path.suffix == ".index":
         _require_tensors(checkpoint.path)
-
-
-def _require_hdf5(path: Path) -> None:
-    import h5py
-
-    try:
-        h5py.File(path, "r").close()
-    except OSError as error:
-        if error.errno:  # not what is in it
-            raise
-        raise CheckpointUnreadable(str(error)) from error
 
 
 def _require_epoch(path: Path) -> None:
@@ -326,7 +316,7 @@ def _put_back(weights: Path) -> bool:
     try:
         if not before[0].exists():
             return False
-        _require_hdf5(before[0])
+        require_hdf5(before[0])
         _require_epoch(before[1])
     except CheckpointUnreadable:
         return False

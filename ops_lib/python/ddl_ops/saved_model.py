@@ -52,6 +52,8 @@ def transform(arguments: argparse.Namespace) -> dict[str, Any]:
                 f"{missing} {export_dir} has no {_SAVED_MODEL}, but {others}."
             ) from missing
         raise
+    if may_take_written and leftovers.checkpoints[0].path.suffix in checkpoints.HDF5:
+        return try_written(arguments)  # where Keras 2 saves so, scripts write what is to be served
     try:
         report = _transformed(arguments, leftovers)
     except serving_trial.ModelRejected:

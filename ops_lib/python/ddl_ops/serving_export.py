@@ -15,6 +15,7 @@ TensorFlow is imported inside the functions: importing this module costs nothing
 from __future__ import annotations
 
 import difflib
+import importlib
 import json
 import re
 import zipfile
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ddl_ops.checkpoints import (
+    HDF5,
     Checkpoint,
     CheckpointMissing,
     CheckpointUnreadable,
@@ -541,7 +543,7 @@ def _signature(inputs: Mapping[str, Any], outputs: Mapping[str, Any], method: st
     )
 
 
-# --- Keras 3 -----------------------------------------------------------------------------------
+# --- Keras -------------------------------------------------------------------------------------
 
 
 def _export_keras(
@@ -661,11 +663,14 @@ def _load_keras(checkpoint: Checkpoint) -> Any:
     keras = _keras_of(checkpoint.path)
     # Horovod's, which is only another one while it trains. By its name its weights are found.
     kind = type("SyncBatchNormalization", (keras.layers.BatchNormalization,), {})
+    # Of HDF5 files not each Keras heeds the argument: a Lambda in them is code that is run.
+    safe = importlib.import_module(f"{keras.__name__}.src.saving.serialization_lib").SafeModeScope
     try:
         # Without the optimizer: it may be one that only the training script knows.
-        return keras.models.load_model(
-            checkpoint.path, {kind.__name__: kind}, compile=False, safe_mode=True
-        )
+        with safe(True):
+            return keras.models.load_model(
+                str(checkpoint.path), {kind.__name__: kind}, compile=False, safe_mode=True
+            )
     except Exception as error:  # Keras lets through whatever a layer's own constructor raises
         raise TransformError(
             f"{checkpoint.path}: Keras cannot load it without the training script "
@@ -678,19 +683,28 @@ def _keras_of(path: Path) -> Any:
     """The Keras that reads the file: 2 and 3 do not read what the other one saved."""
     import keras
 
+    if not _keras_version(path).startswith("2."):
+        return keras
+    try:
+        import tf_keras
+    except ImportError:
+        raise CheckpointUnreadable(
+            "it was saved by Keras 2: where models are made, pip install './ops_lib[legacy]' "
+            "in the sources of ddl-airflow, or write the SavedModel to $RESULT_DIR/model"
+        ) from None
+    return tf_keras
+
+
+def _keras_version(path: Path) -> str:
+    """What the file says of it; empty if nothing."""
+    if path.suffix in HDF5:
+        import h5py
+
+        with h5py.File(path, "r") as file:
+            return str(file.attrs.get("keras_version", ""))
     with suppress(KeyError, ValueError), zipfile.ZipFile(path) as archive:
-        said = json.loads(archive.read("metadata.json"))
-        if not str(said.get("keras_version", "")).startswith("2."):
-            return keras
-        try:
-            import tf_keras
-        except ImportError:
-            raise CheckpointUnreadable(
-                "it was saved by Keras 2: where models are made, pip install './ops_lib[legacy]' "
-                "in the sources of ddl-airflow, or write the SavedModel to $RESULT_DIR/model"
-            ) from None
-        return tf_keras
-    return keras
+        return str(json.loads(archive.read("metadata.json")).get("keras_version", ""))
+    return ""
 
 
 def _numbered(names: Sequence[str]) -> list[str]:

@@ -15,6 +15,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -963,6 +964,48 @@ def test_keras_files_of_keras_2(empty: Bench, tf: Any, functional: bool) -> None
     np.testing.assert_allclose(serve(images=tf.constant(images))["scores"], expected, rtol=1e-4)
 
 
+def whole_in_hdf5(path: Path, name: str, lambda_layer: bool = False) -> Any:
+    """A model of Keras 2 or 3, saved with its weights in HDF5; and its weights alone, later."""
+    keras = pytest.importorskip(name, reason="pip install -r requirements/legacy.txt")
+    more = [keras.layers.Lambda(lambda x: x * 1.0)] if lambda_layer else []
+    last = keras.layers.Dense(CLASSES, activation="softmax", name="last")
+    first = keras.Input((2, 3, 1), name="pixels")
+    model = keras.Sequential([first, keras.layers.Flatten(), *more, last])
+    model.compile("adam", "sparse_categorical_crossentropy")
+    last.set_weights([weights(1), BIAS])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():  # Keras would rather have a .keras file
+        warnings.simplefilter("ignore")
+        model.save(path)
+    os.utime(path, (1000, 1000))
+    model.save_weights(path.with_name("only.weights.h5"))
+    return model
+
+
+@pytest.mark.parametrize("keras", ["tf_keras", "keras"])
+@pytest.mark.parametrize("name", ["model.h5", "mnist_cnn.hdf5"])
+def test_keras_models_in_hdf5(empty: Bench, keras: str, name: str) -> None:
+    """As scripts of Keras 2 save them, whose TensorFlow 1 mode cannot write .keras files."""
+    model = whole_in_hdf5(empty.result / name, keras)
+    empty.add_sample()
+    report = empty.succeed()
+    assert (report["framework"], report["checkpoint"]) == ("keras", name)
+    rows = PIXELS[:8].reshape(8, 2, 3, 1).astype(np.float32) / 255
+    expected = model.predict(rows, verbose=0)
+    np.testing.assert_allclose(report["prediction"]["scores"], expected, rtol=1e-4)
+    shutil.rmtree(empty.model)
+    os.truncate(empty.result / name, 4000)
+    assert f"no checkpoint can be read ({name}: " in empty.fail("CheckpointMissing")
+
+
+@pytest.mark.parametrize("keras", ["tf_keras", "keras"])
+def test_keras_models_in_hdf5_run_no_code_of_the_file(empty: Bench, keras: str) -> None:
+    whole_in_hdf5(empty.result / "model.h5", keras, lambda_layer=True)
+    error = empty.fail("TransformError")
+    assert "model.h5: Keras cannot load it without the training script" in error
+    assert "Lambda" in error and "safe_mode" in error
+
+
 def test_keras_files_of_a_keras_2_that_is_not_installed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1361,6 +1404,14 @@ def test_a_written_model_is_taken_if_there_is_no_checkpoint(bench: Bench) -> Non
     assert bench.run("--may-be-written", "--checkpoint", "20")[1]["kind"] == "CheckpointMissing"
     assert bench.run()[1]["kind"] == "CheckpointMissing"
     assert "checkpoint" not in bench.succeed("--may-be-written")
+
+
+def test_a_written_model_is_taken_beside_a_model_in_hdf5(bench: Bench) -> None:
+    bench.succeed()
+    without_checkpoints(bench)
+    whole_in_hdf5(bench.result / "model.h5", "keras")
+    assert "checkpoint" not in bench.succeed("--may-be-written")
+    assert bench.succeed()["checkpoint"] == "model.h5"
 
 
 def test_a_written_model_is_taken_if_no_checkpoint_can_be_read(bench: Bench) -> None:
