@@ -42,7 +42,7 @@ def summary(road: Road) -> Iterator[str]:
     """Lines about a training that ended well: what it left, what was not done, what to heed."""
     layout = road.layout
     found = _checkpoints(road)
-    written = (layout.model / "saved_model.pb").is_file()
+    written = layout.has_written_model
     measured = list(
         newest(everything_told(layout.progress, layout.workspace).measurements).values()
     )

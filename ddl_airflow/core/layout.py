@@ -212,6 +212,14 @@ class RunLayout:
         return self.result / "model"
 
     @property
+    def has_written_model(self) -> bool:
+        """Whether a SavedModel is in ``model``, or one alone in a folder there that is called by a
+        time, as Estimators export. ``ddl_ops.saved_model`` knows both.
+        """
+        pattern = "[0-9]*/saved_model.pb"
+        return (self.model / "saved_model.pb").is_file() or len([*self.model.glob(pattern)]) == 1
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

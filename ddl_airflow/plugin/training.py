@@ -41,7 +41,7 @@ _SEARCHED = 64
 _LOG_OF_RANK = re.compile(r"\s*All ranks were ended\.(\s*Its whole log: .*)?$", re.DOTALL)
 _LINE = re.compile(r"(?:^| at )([^\s:'\"]+\.(?:py|ya?ml|json):\d+)\b")
 _SENTENCE = re.compile(r"[.?!]\s+(?=[A-Z`$])")
-_CHECKPOINT = re.compile(r"(?P<name>.*?)(?:\.index|\.keras|(?:\.weights)?\.h5)")
+_CHECKPOINT = re.compile(r"(?P<name>.*?)(?:\.index|\.keras|(?:\.weights)?\.h(?:df)?5)")
 # Of a name: TensorFlow's own ends in the step. Another number may be an epoch's or a loss.
 _STEP_OF_INDEX = re.compile(r"[-_.](\d{1,15})\.index$")
 _STEP = re.compile(r"step[-_=.]?(\d{1,15})(?!\d)", re.IGNORECASE)

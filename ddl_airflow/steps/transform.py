@@ -25,6 +25,7 @@ _REPORTED = (
     *("warnings", "files", "seconds"),
 )
 _LONGEST = 10_000
+_MOST_NAMED = 8
 
 
 class Transform(ScriptTry[TransformStep]):
@@ -63,10 +64,12 @@ class Transform(ScriptTry[TransformStep]):
             check_command(command, layout.code, self.python)
             name = f"transform-{self.context.try_number}-{number}"
             self.run_once(name, command, layout.logs / "transform", self.environment())
-        if not (layout.model / "saved_model.pb").is_file():
+        if not layout.has_written_model:
+            there = sorted(path.name for path in layout.model.glob("*"))[:_MOST_NAMED]
+            but = f", but {', '.join(there)}" if there else ""
             raise errors.TransformError(
                 f"the manifest's command {self.step.commands[-1]!r} ended well, and wrote no "
-                f"SavedModel to $RESULT_DIR/model. Write it there, or leave only the training "
+                f"SavedModel to $RESULT_DIR/model{but}. Write it there, or leave only the training "
                 "command in execution.command to have the built-in transform write it."
             )
         report = self._saved_model(["--written"])
@@ -92,7 +95,7 @@ class Transform(ScriptTry[TransformStep]):
     def _built_in(self) -> dict[str, Any]:
         layout = self.layout
         words = ["--checkpoint", self.step.checkpoint]
-        if _trained_model(layout):
+        if _wrote_model(layout):
             words.append("--may-be-written")
         for option, names in (("--input", self.step.inputs), ("--output", self.step.outputs)):
             for name, tensor in names.items():
@@ -163,9 +166,9 @@ def _sound(report: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _trained_model(layout: RunLayout) -> bool:
-    """Whether the training itself wrote a SavedModel where one belongs."""
+def _wrote_model(layout: RunLayout) -> bool:
+    """Whether the training itself wrote something where a SavedModel belongs."""
     if not has_part(layout, "train"):
         return False
     wrote: bool = read_part(layout, "train")["result"]["wrote_model"]
-    return wrote and (layout.model / "saved_model.pb").is_file()
+    return wrote

@@ -21,7 +21,7 @@ from ddl_airflow.core.errors import FileRefused
 from ddl_airflow.storage.filesystem import paths_below
 
 # Suffixes of files that stand for a checkpoint: ddl_ops.resume reads these, and moves damaged ones.
-READ_AGAIN = (".index", ".keras", ".h5")
+READ_AGAIN = (".index", ".keras", ".h5", ".hdf5")
 # Files of checkpoints: of TensorFlow's, ``checkpoint`` is the last that is written.
 _CHECKPOINT = re.compile(
     r"(?:.*/)?(?:checkpoint|.*\.(?:index|meta|keras|h5|hdf5|npz|ckpt)|.*\.data-\d+-of-\d+)"
@@ -186,7 +186,7 @@ def is_half(key: str, file: IO[bytes]) -> bool:
 
     Source: the HDF5 File Format Specification, level 0A, for addresses of 8 bytes.
     """
-    if not key.endswith((".keras", ".h5")):
+    if not key.endswith((".keras", ".h5", ".hdf5")):
         return False
     try:
         head, nbytes = file.read(64), file.seek(0, os.SEEK_END)

@@ -11,12 +11,14 @@ from __future__ import annotations
 import errno
 import json
 import math
+import mmap
 import os
 import re
 import sys
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,12 +36,19 @@ _TROUBLE = frozenset(
     )
 )
 _CHECKPOINT = re.compile(r"(.+)-(\d+)\.index")
+_NOTED = re.compile(r'^model_checkpoint_path: "(.*)"', re.MULTILINE)
+# Of what was written within this time the step tells which is the newer one: copies may have the
+# times at which they were made, and some file systems keep whole seconds, or two.
+_ONE_TIME_NS = 2 * 10**9
 # In the name of a Keras file: what numbers count, and which of a model's files it is.
 COUNTED = "epochs?|ep?|steps?|iter(?:ation)?|checkpoint|ckpt|weights|model"
 _WHICH = "best|last|latest|newest|final|current|val|loss|acc|accuracy"
 # A number by itself or after such a word, and not the decimals of a metric, as in
 # model.01-0.16.keras. That of mobilenet_v2.keras or resnet50.keras belongs to the model.
 _STEP = re.compile(rf"(?:^|[\W_])(?:{COUNTED})?(?<!\d\.)(\d+)$", re.IGNORECASE)
+HDF5 = (".h5", ".hdf5")
+# What Keras writes there of a whole model: without it the file has weights alone.
+_WHOLE_IN_HDF5 = b"model_config"
 # In the comment of a .keras file, which is an archive: Keras reads all entries, and no comment.
 _EPOCHS_DONE = "ddl_epochs_done"
 _BEST = "ddl_best"
@@ -62,9 +71,10 @@ class Checkpoint:
     """Saved weights.
 
     Attributes:
-        path: the ``.keras`` file, or TensorFlow's prefix: the path without ``.index``.
+        path: the file of Keras, ``.keras`` or of HDF5, or TensorFlow's prefix: the path without
+            ``.index``.
         step: the number in the name, of steps, or for Keras of epochs, unless the epochs are noted
-            in the file; None when there is neither.
+            in the file; None when there is neither, as of a ``Saver``'s without ``global_step``.
     """
 
     path: Path
@@ -94,7 +104,7 @@ def find(result_dir: Path) -> Leftovers:
     """What lies in ``result_dir`` and its folder ``checkpoints``.
 
     A base graph, ``<name>_basegraph.meta`` or else ``base*.meta``, comes first; then ``.keras``
-    files.
+    files; then models that Keras has saved as ``.h5`` or ``.hdf5``.
 
     Raises:
         CheckpointMissing: nothing to transform. The message says what was found instead.
@@ -113,7 +123,9 @@ def find(result_dir: Path) -> Leftovers:
     )
     if graphs := _base_graphs(files):
         return _graph_and_checkpoints(result_dir, graphs, files)
-    models = [path for path in files if path.suffix == ".keras"]
+    models = [path for path in files if path.suffix == ".keras"] or [
+        path for path in files if path.suffix in HDF5 and _is_whole_model(path)
+    ]
     if models:
         return Leftovers(None, tuple(_keras_newest_first(models)), _models_of(models))
     raise CheckpointMissing(f"{result_dir}: {_nothing_usable(files)}")
@@ -201,6 +213,9 @@ def require_whole(checkpoint: Checkpoint) -> None:
     if checkpoint.path.suffix == ".keras":
         require_archive(checkpoint.path)
         return
+    if checkpoint.path.suffix in HDF5:
+        require_hdf5(checkpoint.path)
+        return
     prefix = checkpoint.path.name
     # Path.glob() finds none in a folder that cannot be read now.
     shard = re.compile(re.escape(prefix) + r"\.data-\d+-of-(\d+)")
@@ -228,6 +243,27 @@ def require_archive(path: Path) -> None:
         raise CheckpointUnreadable(f"{damaged} in it is damaged")
 
 
+def require_hdf5(path: Path) -> None:
+    """Checks that an HDF5 file is not cut short: it has no checksums. Raises as require_whole()."""
+    import h5py
+
+    try:
+        h5py.File(path, "r").close()
+    except OSError as error:
+        if error.errno:  # not what is in it
+            raise
+        raise CheckpointUnreadable(str(error)) from error
+
+
+def _is_whole_model(path: Path) -> bool:
+    """Whether a file of HDF5 has more than weights, also where it is cut short behind that."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return False
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(_WHOLE_IN_HDF5) >= 0
+
+
 def _base_graphs(files: Sequence[Path]) -> list[Path]:
     if named := [path for path in files if re.fullmatch(r".+_basegraph\.meta", path.name)]:
         return named
@@ -253,25 +289,78 @@ def _graph_and_checkpoints(
         )
     (graph,) = graphs
     families: dict[str, list[Checkpoint]] = {}
+    unnumbered: dict[str, list[Checkpoint]] = {}
     for path in files:
+        prefix = path.with_suffix("")
         if match := _CHECKPOINT.fullmatch(path.name):
-            checkpoint = Checkpoint(path.with_suffix(""), int(match[2]))
-            families.setdefault(match[1], []).append(checkpoint)
+            families.setdefault(match[1], []).append(Checkpoint(prefix, int(match[2])))
+        # One with the graph of the training beside it is not what the base graph is for.
+        elif path.suffix == ".index" and path.with_suffix(".meta") != graph:
+            unnumbered.setdefault(prefix.name, []).append(Checkpoint(prefix, None))
     own = graph.name.removesuffix("_basegraph.meta")
-    if own in families:
-        families = {own: families[own]}
+    if own in families or own in unnumbered:
+        families = {own: families.get(own, [])}
+    families = families or {name: [] for name in unnumbered}
     if not families:
         raise CheckpointMissing(
-            f"{result_dir}: {graph.name} is there, but no checkpoint {own}-<step>.index. Call "
-            f"saver.save(session, RESULT_DIR + '/{own}', global_step=step) on rank 0."
+            f"{result_dir}: {graph.name} is there, but no checkpoint {own}-<step>.index or "
+            f"{own}.index. Call saver.save(session, RESULT_DIR + '/{own}', global_step=step) on "
+            f"rank 0."
         )
     if len(families) > 1:
         raise TransformError(
             f"{result_dir}: checkpoints of {', '.join(sorted(families))}, and none named after "
             f"{graph.name}. Name the base graph <name>_basegraph.meta like its checkpoints."
         )
-    (checkpoints,) = families.values()
-    return Leftovers(graph, tuple(sorted(checkpoints, key=lambda c: -(c.step or 0))))
+    ((name, checkpoints),) = families.items()
+    return Leftovers(graph, tuple(_newest_first([*checkpoints, *unnumbered.get(name, [])])))
+
+
+def _newest_first(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Those of one name by time of writing, and after the one that TensorFlow has noted.
+
+    A try that began anew ends below the steps of the one before. What a Saver writes last may have
+    no step.
+    """
+    at = {
+        one: one.path.with_name(f"{one.path.name}.index").stat().st_mtime_ns for one in checkpoints
+    }
+
+    def is_after(one: Checkpoint, other: Checkpoint) -> bool:
+        if one.step is None or other.step is None:
+            return (at[one], one.step is None) > (at[other], other.step is None)
+        return one.step > other.step
+
+    found: list[Checkpoint] = []
+    left = sorted(checkpoints, key=at.__getitem__, reverse=True)
+    while left:
+        newest = left[0]
+        for one in left:
+            if at[left[0]] - at[one] <= _ONE_TIME_NS and is_after(one, newest):
+                newest = one
+        found.append(newest)
+        left.remove(newest)
+    noted = next((one for one in found if one.path.name == _noted_in(one.path.parent)), None)
+    if noted is None:
+        return found
+    first = found[0]
+    # Copies may have other times; and what was saved with write_state=False is not noted.
+    has_more_steps = noted.step is not None and (first.step or 0) > noted.step
+    if not (has_more_steps and at[first] - at[noted] > _ONE_TIME_NS):
+        found.remove(noted)
+        found.insert(0, noted)
+    return found
+
+
+def _noted_in(folder: Path) -> str | None:
+    """The name of the checkpoint that TensorFlow has noted as the newest."""
+    with suppress(OSError, ValueError):
+        text = (folder / "checkpoint").read_text("latin-1")
+        if match := _NOTED.search(text):
+            # What is not ASCII, TensorFlow writes as octal numbers of its bytes.
+            name = match[1].encode("latin-1").decode("unicode_escape").encode("latin-1").decode()
+            return name.rpartition("/")[2]
+    return None
 
 
 def _keras_newest_first(models: Sequence[Path]) -> list[Checkpoint]:
@@ -347,16 +436,17 @@ def _nothing_usable(files: Sequence[Path]) -> str:
             "tf.train.export_meta_graph(RESULT_DIR + '/<name>_basegraph.meta') on rank 0, before "
             "`import ddl`."
         )
-    if any(name.endswith(".weights.h5") for name in names):
+    if any(name.endswith(HDF5) for name in names):
         return (
-            "weights (.weights.h5) without the model they belong to. Save the whole model: "
+            "weights (.h5) without the model they belong to. Save the whole model: "
             "model.save(RESULT_DIR + '/checkpoints/model-<epoch>.keras') on rank 0."
         )
     seen = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "") if names else "nothing"
     return (
-        f"no checkpoint; found {seen}. Save to $RESULT_DIR on rank 0: with Keras model.keras, or "
-        f"model-<epoch>.keras by ddl.keras.CheckpointCallback(); with TensorFlow 1 "
-        f"<name>_basegraph.meta and <name>-<step>."
+        f"no checkpoint; found {seen}. Save to $RESULT_DIR on rank 0: with Keras model.keras (in "
+        f"TensorFlow 1 mode model.h5), or model-<epoch>.keras by ddl.keras.CheckpointCallback(); "
+        f"with TensorFlow 1 "
+        f"<name>_basegraph.meta and <name>-<step> or <name>."
     )
 
 

@@ -10,7 +10,8 @@ earlier try, in a folder 2, 3 and so on.
 
 Read are checkpoints of tf.train.Saver and tf.train.Checkpoint, against the checksums that
 TensorFlow keeps, ``.keras`` files and the archives of folders ``preempted-<step>``, against those
-of the archive, and ``.h5`` files, as far as HDF5 notices what is missing: it has no checksums.
+of the archive, and ``.h5`` and ``.hdf5`` files, as far as HDF5 notices what is missing: it has no
+checksums.
 TensorFlow is imported only where there are any of its own. Older checkpoints than the first
 complete one are not read.
 
@@ -33,13 +34,15 @@ from typing import Any
 
 from ddl_ops.checkpoints import (
     COUNTED,
+    HDF5,
     Checkpoint,
     CheckpointUnreadable,
     require_archive,
+    require_hdf5,
     require_whole,
 )
 
-_SUFFIXES = (".index", ".keras", ".h5")
+_SUFFIXES = (".index", ".keras", *HDF5)
 _STATE = "checkpoint"
 # A folder of ddl.keras.PreemptionCallback (mid_epoch.py).
 _PLACE = re.compile(r"preempted-\d+")
@@ -238,8 +241,8 @@ def _require_readable(path: Path) -> None:
             except CheckpointUnreadable as error:
                 raise CheckpointUnreadable(f"{archive.name}: {error}") from error
         return
-    if path.suffix == ".h5":
-        _require_hdf5(path)
+    if path.suffix in HDF5:
+        require_hdf5(path)
         if path.name == _BACKUP:
             _require_epoch(path.with_name(_BACKUP_EPOCH))
         return
@@ -247,17 +250,6 @@ def _require_readable(path: Path) -> None:
     require_whole(checkpoint)
     if path.suffix == ".index":
         _require_tensors(checkpoint.path)
-
-
-def _require_hdf5(path: Path) -> None:
-    import h5py
-
-    try:
-        h5py.File(path, "r").close()
-    except OSError as error:
-        if error.errno:  # not what is in it
-            raise
-        raise CheckpointUnreadable(str(error)) from error
 
 
 def _require_epoch(path: Path) -> None:
@@ -324,7 +316,7 @@ def _put_back(weights: Path) -> bool:
     try:
         if not before[0].exists():
             return False
-        _require_hdf5(before[0])
+        require_hdf5(before[0])
         _require_epoch(before[1])
     except CheckpointUnreadable:
         return False

@@ -20,6 +20,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ddl_ops import checkpoints, samples, serving_export, serving_trial
 from ddl_ops.checkpoints import TransformError
 
 FAILED = 3
+_SAVED_MODEL = "saved_model.pb"
 
 
 def transform(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -37,13 +39,21 @@ def transform(arguments: argparse.Namespace) -> dict[str, Any]:
         ModelRejected: the written model does not predict.
         TransformError: all else.
     """
-    may_take_written = arguments.may_be_written and arguments.checkpoint == "latest"
+    export_dir = arguments.export_dir
+    written = _written_in(export_dir) if arguments.may_be_written else None
+    may_take_written = written is not None and arguments.checkpoint == "latest"
     try:
         leftovers = checkpoints.find(arguments.result_dir)
-    except checkpoints.CheckpointMissing:
+    except checkpoints.CheckpointMissing as missing:
         if may_take_written:
             return try_written(arguments)
+        if others := _others_than_a_model(export_dir):
+            raise checkpoints.CheckpointMissing(
+                f"{missing} {export_dir} has no {_SAVED_MODEL}, but {others}."
+            ) from missing
         raise
+    if may_take_written and leftovers.checkpoints[0].path.suffix in checkpoints.HDF5:
+        return try_written(arguments)  # where Keras 2 saves so, scripts write what is to be served
     try:
         report = _transformed(arguments, leftovers)
     except serving_trial.ModelRejected:
@@ -54,10 +64,12 @@ def transform(arguments: argparse.Namespace) -> dict[str, Any]:
         report = try_written(arguments)
         report["warnings"].insert(0, f"took the model that the training wrote itself: {unusable}")
     else:
-        if arguments.may_be_written:
-            report["warnings"].append(
-                f"the model that the training wrote itself was replaced by one made of "
-                f"{report['checkpoint']}"
+        if written is not None:
+            which = "" if written == export_dir else f", {export_dir.name}/{written.name},"
+            report["warnings"].insert(
+                0,
+                f"the model that the training wrote itself{which} was replaced by one made of "
+                f"{report['checkpoint']}",
             )
     return report
 
@@ -80,15 +92,27 @@ def _transformed(arguments: argparse.Namespace, leftovers: checkpoints.Leftovers
                 _folders(arguments),
             )
         except (OSError, tf.errors.OpError) as error:
-            free = shutil.disk_usage(partial.parent).free
+            free = ""
+            if isinstance(error, (OSError, tf.errors.ResourceExhaustedError)):
+                free = f"; {shutil.disk_usage(partial.parent).free >> 20} MiB are free there"
             raise TransformError(
-                f"{partial.parent}: no model was written ({serving_trial.first_line(error)}); "
-                f"{free >> 20} MiB are free there."
+                f"{partial.parent}: no model was written ({serving_trial.first_line(error)}){free}."
             ) from error
         warnings = [
             f"{checkpoint.path.name} was skipped: {why}; used {exported.checkpoint.path.name}"
             for checkpoint, why in exported.skipped
         ]
+        newest, last = exported.checkpoint, max(leftovers.steps, default=0)
+        if (
+            leftovers.base_graph
+            and newest == leftovers.checkpoints[0]
+            and (newest.step or last) < last
+        ):
+            warnings.append(
+                f"{newest.path.name} was taken, the newest; {last} is a higher step, and was saved "
+                f"before it, as by an earlier try. Set transform.checkpoint to {last} if that is "
+                f"meant."
+            )
         if len(leftovers.models) > 1:
             warnings.append(
                 f"{arguments.result_dir} has .keras files of several models "
@@ -102,6 +126,13 @@ def _transformed(arguments: argparse.Namespace, leftovers: checkpoints.Leftovers
         )
         warnings += found_wanting
         files = _files(partial)
+        if others := _others_than_a_model(arguments.export_dir):
+            aside = _aside(arguments.export_dir)
+            arguments.export_dir.replace(aside)
+            warnings.append(
+                f"{arguments.export_dir.name} had no {_SAVED_MODEL}, but {others}: now in "
+                f"{aside.name}"
+            )
         _publish(partial, arguments.export_dir)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -121,23 +152,66 @@ def _transformed(arguments: argparse.Namespace, leftovers: checkpoints.Leftovers
 def try_written(arguments: argparse.Namespace) -> dict[str, Any]:
     """Loads the model that is there, asks it, and returns the report.
 
+    One that is in a folder of the time, as Estimators export it, is moved to where it belongs.
+
     Raises:
         ModelRejected: it cannot be loaded, or does not predict.
-        TransformError: the named sample is missing or does not fit.
+        TransformError: the named sample is missing or does not fit, or there is no model.
     """
     began = time.monotonic()
+    export_dir = arguments.export_dir
+    written = _written_in(export_dir) or export_dir
+    if written == export_dir and (others := _others_than_a_model(export_dir)):
+        raise TransformError(f"{export_dir} has no {_SAVED_MODEL}, but {others}.")
     sample = _sample(arguments)
     tf = _tensorflow()
     seen, warnings = serving_trial.run(
-        arguments.export_dir, sample, sample_was_named=bool(arguments.sample), steps=()
+        written, sample, sample_was_named=bool(arguments.sample), steps=()
     )
+    if written != export_dir:
+        aside = _aside(export_dir)
+        export_dir.replace(aside)
+        (aside / written.name).replace(export_dir)
+        with suppress(OSError):  # something else is in it, too
+            aside.rmdir()
+        rest = f"; what was beside it is in {aside.name}" if aside.exists() else ""
+        name = export_dir.name
+        warnings.append(f"took {name}/{written.name}, which is {name} now{rest}")
     return {
         "tensorflow": tf.__version__,
         **seen,
         "warnings": warnings,
-        "files": _files(arguments.export_dir),
+        "files": _files(export_dir),
         "seconds": round(time.monotonic() - began, 2),
     }
+
+
+def _written_in(folder: Path) -> Path | None:
+    """Where a script has written its SavedModel: the folder, or the only one in it that is called
+    by a time, as Estimators export.
+    """
+    if (folder / _SAVED_MODEL).is_file():
+        return folder
+    found = [path.parent for path in folder.glob(f"*/{_SAVED_MODEL}")]
+    found = [path for path in found if path.name.isdigit()]
+    return found[0] if len(found) == 1 else None
+
+
+def _others_than_a_model(folder: Path) -> str:
+    """The names of what is in a folder that is no SavedModel; empty if nothing would be lost."""
+    if (folder / _SAVED_MODEL).is_file() or not folder.exists():
+        return ""
+    names = sorted(os.listdir(folder)) if folder.is_dir() else [f"the file {folder.name}"]
+    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+
+
+def _aside(folder: Path) -> Path:
+    """A free name beside a folder, for what is in it and no model; it is published, too."""
+    aside, number = folder.with_name(f"{folder.name}.of-training"), 1
+    while os.path.lexists(aside):
+        number += 1
+        aside = folder.with_name(f"{folder.name}.of-training-{number}")
+    return aside
 
 
 def _folders(arguments: argparse.Namespace) -> list[Path]:
@@ -225,7 +299,7 @@ def _parser() -> argparse.ArgumentParser:
         "--written", action="store_true", help="the model is in --export-dir: load it and ask it"
     )
     parser.add_argument(
-        "--may-be-written", action="store_true", help="so it is, if there is no checkpoint"
+        "--may-be-written", action="store_true", help="so it may be, if there is no checkpoint"
     )
     parser.add_argument("--report", type=Path, required=True, help="JSON file to write")
     return parser

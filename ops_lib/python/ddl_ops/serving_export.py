@@ -15,6 +15,7 @@ TensorFlow is imported inside the functions: importing this module costs nothing
 from __future__ import annotations
 
 import difflib
+import importlib
 import json
 import re
 import zipfile
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ddl_ops.checkpoints import (
+    HDF5,
     Checkpoint,
     CheckpointMissing,
     CheckpointUnreadable,
@@ -72,7 +74,8 @@ def export(
         inputs: name in the signature to tensor of the graph (Keras: to input of the model).
             Empty: the graph's only placeholder without a default, served as ``images``.
         outputs: the same for outputs (Keras: names of layers; of a layer with several outputs,
-            ``name``, ``name_1`` and so on). Empty: the only float [n, k] at the end of the graph.
+            ``name``, ``name_1`` and so on). Empty: the only float [n, k] at the end of the graph,
+            if no float of another rank is there that may be meant.
         folder: where to; must not exist.
         among: folders in which a file that the graph reads is looked for, such as a vocabulary, if
             it is not where the training had it.
@@ -265,15 +268,26 @@ def _export_graph(
                 checkpoints, lambda checkpoint: _restore(restorer, session, checkpoint, path)
             )
             builder = v1.saved_model.Builder(str(folder))
-            builder.add_meta_graph_and_variables(
-                session,
-                [constants.SERVING],
-                signature_def_map=signatures,
-                assets_collection=[graph.get_tensor_by_name(f"{name}:0") for name in assets],
-                main_op=v1.tables_initializer(),
-                clear_devices=True,
-                strip_default_attrs=True,
-            )
+            try:
+                builder.add_meta_graph_and_variables(
+                    session,
+                    [constants.SERVING],
+                    signature_def_map=signatures,
+                    assets_collection=[graph.get_tensor_by_name(f"{name}:0") for name in assets],
+                    main_op=v1.tables_initializer(),
+                    clear_devices=True,
+                    strip_default_attrs=True,
+                )
+            except tf.errors.FailedPreconditionError as error:
+                names = session.run(v1.report_uninitialized_variables(v1.global_variables()))
+                if not names.size:
+                    raise
+                listed = ", ".join(sorted(name.decode() for name in names)[:5])
+                raise TransformError(
+                    f"{path}: {exported.checkpoint.path.name} gives no value to {listed}: the "
+                    f"Saver that has exported the base graph saves other variables alone. Export "
+                    f"it by tf.train.export_meta_graph, and save all of its variables."
+                ) from error
             builder.save()
     return replace(exported, warnings=tuple(warnings))
 
@@ -404,9 +418,10 @@ def _ports(
     if not fetches:
         ends = _float_ends(feeds.values())
         matrices = [tensor for tensor in ends if tensor.shape.rank == 2]
-        found = _the_only(
-            matrices, path, "outputs", "logits", "float [n, k] tensor at the end of the graph", ends
-        )
+        kind = "float [n, k] tensor"
+        if len(matrices) == 1 and (others := _rivals(matrices[0], ends)):
+            matrices, kind = [*others, *matrices], "float tensor"
+        found = _the_only(matrices, path, "outputs", "logits", kind, ends)
         fetches = {_default_output_name(found): found}
     fed = {tensor.op.name for tensor in feeds.values()}
     unfed = [
@@ -450,15 +465,38 @@ def _the_only(
     if len(found) == 1:
         return found[0]
     candidates = ", ".join(f"{t.name} {_shape_text(t)}" for t in (found or others)[-8:])
+    several = "s" if len(found) > 1 else ""
+    where = " at the end of the graph" if field == "outputs" else ""
     raise TransformError(
-        f"{path}: {len(found) or 'no'} {what}{'' if len(found) == 1 else 's'}"
+        f"{path}: {len(found) or 'no'} {what}{several}{where}"
         f"{f', candidates: {candidates}' if candidates else ''}. Name the one that is meant in the "
         f'manifest, transform.{field}: {{{name}: "<tensor>:0"}}.'
     )
 
 
+def _rivals(found: Any, ends: Sequence[Any]) -> list[Any]:
+    """Other ends that may be the model's output, and the one that is found something left over.
+
+    Not those of one number, such as a loss; nor what an op gives beside its output, or for each
+    channel, as a batch normalization does.
+    """
+    return [
+        tensor
+        for tensor in ends
+        if tensor is not found
+        and tensor.value_index == 0
+        and (
+            tensor.shape.rank not in (0, 1)
+            or tensor.shape.as_list()[:1] == found.shape.as_list()[:1]
+        )
+    ]
+
+
 def _float_ends(feeds: Iterable[Any]) -> list[Any]:
-    """Float tensors that depend on the feeds and that no other op reads."""
+    """Float tensors that depend on the feeds and that no other op reads.
+
+    Variables that were assigned to are none, nor what a branch gets that is not taken.
+    """
     reached: list[Any] = []
     seen = set()
     waiting = list(feeds)
@@ -468,7 +506,8 @@ def _float_ends(feeds: Iterable[Any]) -> list[Any]:
             continue
         seen.add(tensor.name)
         readers = tensor.consumers()
-        if not readers and tensor.dtype.is_floating:
+        is_value = tensor.op.type != "Switch" and not tensor.dtype._is_ref_dtype
+        if not readers and tensor.dtype.is_floating and is_value:
             reached.append(tensor)
         waiting.extend(output for op in readers for output in op.outputs)
     return reached
@@ -504,7 +543,7 @@ def _signature(inputs: Mapping[str, Any], outputs: Mapping[str, Any], method: st
     )
 
 
-# --- Keras 3 -----------------------------------------------------------------------------------
+# --- Keras -------------------------------------------------------------------------------------
 
 
 def _export_keras(
@@ -624,11 +663,14 @@ def _load_keras(checkpoint: Checkpoint) -> Any:
     keras = _keras_of(checkpoint.path)
     # Horovod's, which is only another one while it trains. By its name its weights are found.
     kind = type("SyncBatchNormalization", (keras.layers.BatchNormalization,), {})
+    # Of HDF5 files not each Keras heeds the argument: a Lambda in them is code that is run.
+    safe = importlib.import_module(f"{keras.__name__}.src.saving.serialization_lib").SafeModeScope
     try:
         # Without the optimizer: it may be one that only the training script knows.
-        return keras.models.load_model(
-            checkpoint.path, {kind.__name__: kind}, compile=False, safe_mode=True
-        )
+        with safe(True):
+            return keras.models.load_model(
+                str(checkpoint.path), {kind.__name__: kind}, compile=False, safe_mode=True
+            )
     except Exception as error:  # Keras lets through whatever a layer's own constructor raises
         raise TransformError(
             f"{checkpoint.path}: Keras cannot load it without the training script "
@@ -641,19 +683,28 @@ def _keras_of(path: Path) -> Any:
     """The Keras that reads the file: 2 and 3 do not read what the other one saved."""
     import keras
 
+    if not _keras_version(path).startswith("2."):
+        return keras
+    try:
+        import tf_keras
+    except ImportError:
+        raise CheckpointUnreadable(
+            "it was saved by Keras 2: where models are made, pip install './ops_lib[legacy]' "
+            "in the sources of ddl-airflow, or write the SavedModel to $RESULT_DIR/model"
+        ) from None
+    return tf_keras
+
+
+def _keras_version(path: Path) -> str:
+    """What the file says of it; empty if nothing."""
+    if path.suffix in HDF5:
+        import h5py
+
+        with h5py.File(path, "r") as file:
+            return str(file.attrs.get("keras_version", ""))
     with suppress(KeyError, ValueError), zipfile.ZipFile(path) as archive:
-        said = json.loads(archive.read("metadata.json"))
-        if not str(said.get("keras_version", "")).startswith("2."):
-            return keras
-        try:
-            import tf_keras
-        except ImportError:
-            raise CheckpointUnreadable(
-                "it was saved by Keras 2: where models are made, pip install './ops_lib[legacy]' "
-                "in the sources of ddl-airflow, or write the SavedModel to $RESULT_DIR/model"
-            ) from None
-        return tf_keras
-    return keras
+        return str(json.loads(archive.read("metadata.json")).get("keras_version", ""))
+    return ""
 
 
 def _numbered(names: Sequence[str]) -> list[str]:

@@ -20,6 +20,13 @@ def touch(folder: Path, *names: str) -> None:
         path.write_bytes(b"x")
 
 
+def written(folder: Path, times: dict[str, int]) -> None:
+    """Files of these names, written at these times."""
+    touch(folder, *times)
+    for name, at in times.items():
+        os.utime(folder / name, (at, at))
+
+
 def keras_file(path: Path, weights: bytes, written: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w") as archive:
@@ -28,13 +35,75 @@ def keras_file(path: Path, weights: bytes, written: int) -> None:
     os.utime(path, (written, written))
 
 
-def test_steps_are_ordered_as_numbers_newest_first(tmp_path):
-    touch(tmp_path, "m_basegraph.meta", "m-9.index", "m-100.index", "m-20.index", "m-20.meta")
+@pytest.mark.parametrize("times", [(1000, 2000, 3000), (1000, 1000, 1000), (1002, 1001, 1000)])
+def test_steps_are_ordered_as_numbers_newest_first(tmp_path, times):
+    """By time; within two seconds, as where files were copied, by number."""
+    touch(tmp_path, "m_basegraph.meta", "m-20.meta")
+    written(tmp_path, dict(zip(("m-9.index", "m-20.index", "m-100.index"), times, strict=True)))
     found = checkpoints.find(tmp_path)
     assert found.base_graph == tmp_path / "m_basegraph.meta"
     assert [c.step for c in found.checkpoints] == [100, 20, 9]
     assert found.checkpoints[0].path == tmp_path / "m-100"
     assert found.steps == [9, 20, 100]
+
+
+def test_the_last_checkpoint_may_have_no_number(tmp_path):
+    touch(tmp_path, "m_basegraph.meta", "m.meta", "other.index")
+    written(tmp_path, {"m.index": 2000})
+    last = checkpoints.Checkpoint(tmp_path / "m", None)
+    assert checkpoints.find(tmp_path).checkpoints == (last,)
+    written(tmp_path, {"m-10.index": 1000})
+    found = checkpoints.find(tmp_path)
+    assert found.checkpoints == (last, checkpoints.Checkpoint(tmp_path / "m-10", 10))
+    assert found.steps == [10]
+    written(tmp_path, {"m-10.index": 1999})  # the last two were saved one after the other
+    assert checkpoints.find(tmp_path).checkpoints[0] == last
+    written(tmp_path, {"m-10.index": 3000})  # of a start, as for the graph beside it
+    assert checkpoints.find(tmp_path).checkpoints[0].step == 10
+
+
+def test_a_checkpoint_without_a_number_is_no_family_beside_those_with_one(tmp_path):
+    touch(tmp_path, "base.meta", "m-4.index", "best.index")
+    assert [c.step for c in checkpoints.find(tmp_path).checkpoints] == [4]
+    (tmp_path / "m-4.index").unlink()
+    assert checkpoints.find(tmp_path).checkpoints[0].path.name == "best"
+    touch(tmp_path, "worst.index")
+    with pytest.raises(TransformError, match="checkpoints of best, worst"):
+        checkpoints.find(tmp_path)
+    for name in ("best", "worst"):
+        (tmp_path / f"{name}.index").unlink()
+    touch(tmp_path, "base.index")  # by a Saver, with the graph of the training
+    with pytest.raises(CheckpointMissing, match=r"base.meta is there, but no checkpoint"):
+        checkpoints.find(tmp_path)
+
+
+def test_a_retry_that_ends_at_a_lower_step_is_the_newest(tmp_path):
+    """A try died at step 990; the next one began anew."""
+    touch(tmp_path, "m_basegraph.meta")
+    written(tmp_path, {"m-980.index": 980, "m-990.index": 990, "m-400.index": 2000})
+    assert [c.step for c in checkpoints.find(tmp_path).checkpoints] == [400, 990, 980]
+
+
+@pytest.mark.parametrize(
+    ("noted", "times", "newest"),
+    [
+        ("m-100", {"m-100": 1000, "m-20": 1010, "m-90": 1020}, "m-100"),  # copied, by name
+        ("m-40", {"m-20": 1000, "m-40": 1000, "m-90": 1000}, "m-40"),  # copied after a retry
+        ("/elsewhere/m", {"m": 1000, "m-20": 1010}, "m"),
+        (r"m\303\266-7", {"m\u00f6-7": 1000, "m\u00f6-20": 1000}, "m\u00f6-7"),
+        ("m-20", {"m-20": 1000, "m-90": 2000}, "m-90"),  # saved without the note
+        ("best-3", {"m-20": 1000, "m-90": 2000}, "m-90"),
+        ("m-30", {"m-20": 1000, "m-90": 2000}, "m-90"),
+        (None, {"m-20": 1000, "m-90": 2000}, "m-90"),
+    ],
+)
+def test_the_one_that_tensorflow_has_noted_is_the_newest(tmp_path, noted, times, newest):
+    """Unless another one is newer by its time and by its number."""
+    touch(tmp_path, "base.meta")
+    written(tmp_path, {f"{name}.index": at for name, at in times.items()})
+    note = f'model_checkpoint_path: "{noted}"\nall_model_checkpoint_paths: "m-20"\n'
+    (tmp_path / "checkpoint").write_bytes(note.encode() if noted else b"\xff\0")
+    assert checkpoints.find(tmp_path).checkpoints[0].path.name == newest
 
 
 def test_checkpoints_may_lie_in_their_own_folder(tmp_path):
@@ -233,7 +302,10 @@ def test_hidden_files_are_left_alone(tmp_path):
     [
         ([], "no checkpoint; found nothing"),
         (["notes.txt"], "no checkpoint; found notes.txt"),
-        (["m_basegraph.meta"], "m_basegraph.meta is there, but no checkpoint m-<step>.index"),
+        (
+            ["m_basegraph.meta"],
+            "m_basegraph.meta is there, but no checkpoint m-<step>.index or m.index",
+        ),
         (["m-4.index", "m-4.meta"], "no base graph .* before `import ddl`"),
         (["m.weights.h5"], "without the model they belong to.* model.save"),
     ],
@@ -250,9 +322,9 @@ def test_no_folder(tmp_path):
 
 
 def test_choose_takes_all_for_latest_and_one_for_a_step(tmp_path):
-    touch(tmp_path, "m_basegraph.meta", "m-9.index", "m-100.index")
+    touch(tmp_path, "m_basegraph.meta", "m-9.index", "m-100.index", "m.index")
     found = checkpoints.find(tmp_path)
-    assert [c.step for c in checkpoints.choose(found, "latest")] == [100, 9]
+    assert [c.step for c in checkpoints.choose(found, "latest")] == [None, 100, 9]
     assert [c.step for c in checkpoints.choose(found, "9")] == [9]
     with pytest.raises(CheckpointMissing, match="no checkpoint at step 10; there are: 9, 100"):
         checkpoints.choose(found, "10")

@@ -395,6 +395,22 @@ def test_keras_files_by_family_and_by_time(tmp_path):
     ]
 
 
+def test_files_of_keras_2_are_read(tmp_path):
+    """As of ModelCheckpoint("w.{epoch:02d}-{val_loss:.2f}.hdf5")."""
+    import h5py
+
+    for number in (1, 2):
+        path = tmp_path / f"w.0{number}-0.3{number}.hdf5"
+        with h5py.File(path, "w") as file:
+            file["w"] = list(range(5000))
+        os.utime(path, (number, number))
+    cut(path, 0.7)
+    damaged, whole = resume.leave_whole([tmp_path], tmp_path / "aside")
+    assert damaged.startswith("w.02-0.32.hdf5 is damaged or half written (")
+    assert whole == "w.01-0.31.hdf5 is the newest complete one to go on from"
+    assert [path.name for path in (tmp_path / "aside").iterdir()] == ["w.02-0.32.hdf5"]
+
+
 def test_files_that_differ_by_the_number_of_their_model_are_families(tmp_path):
     keras_file(tmp_path / "fold1-model-1.keras", 1000)
     cut(keras_file(tmp_path / "fold1-model-2.keras", 2000), 0.5)

@@ -15,6 +15,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -169,7 +170,7 @@ def bench(empty: Bench, originals: Path) -> Iterator[Bench]:
 # --- the road ----------------------------------------------------------------------------------
 
 
-def test_latest_checkpoint_is_the_one_with_the_highest_step(bench: Bench) -> None:
+def test_latest_checkpoint_is_the_newest(bench: Bench) -> None:
     (bench.data / "t10k-labels-idx1-ubyte").write_bytes(
         idx(np.append(logits(100).argmax(axis=1)[:-1], 3).astype(np.uint8))
     )
@@ -186,6 +187,33 @@ def test_latest_checkpoint_is_the_one_with_the_highest_step(bench: Bench) -> Non
     assert report["labels"] == prediction["class_index"]
     assert report["accuracy"] == pytest.approx((ROWS - 1) / ROWS, abs=1e-6)
     assert report["warnings"] == []
+
+
+def saved_last(bench: Bench, name: str) -> None:
+    """The checkpoint of step 20 under this name, as if it had been saved last."""
+    for path in list(bench.result.glob("m-20.*")):
+        path.rename(bench.result / path.name.replace("m-20", name))
+    index = bench.result / f"{name}.index"
+    at = (bench.result / "m-100.index").stat().st_mtime + 100
+    os.utime(index, (at, at))
+    (bench.result / "checkpoint").write_text(f'model_checkpoint_path: "{name}"\n')
+
+
+def test_the_last_checkpoint_may_have_no_step(bench: Bench) -> None:
+    saved_last(bench, "m")
+    report = bench.succeed()
+    assert (report["checkpoint"], report["checkpoint_step"]) == ("m", None)
+    np.testing.assert_allclose(report["prediction"]["logits"], logits(20)[:8], rtol=1e-4)
+    assert report["warnings"] == []
+
+
+def test_a_step_below_that_of_an_earlier_try_is_taken_with_a_warning(bench: Bench) -> None:
+    saved_last(bench, "m-40")
+    report = bench.succeed()
+    assert (report["checkpoint"], report["checkpoint_step"]) == ("m-40", 40)
+    (warning,) = report["warnings"]
+    assert warning.startswith("m-40 was taken, the newest; 100 is a higher step")
+    assert bench.succeed("--checkpoint", "5")["warnings"] == []
 
 
 def test_signatures_are_those_that_servers_of_2018_know(bench: Bench, tf: Any) -> None:
@@ -355,6 +383,53 @@ def test_two_ends_are_listed(empty: Bench, tf: Any) -> None:
     assert "other:0 [n, 3]" in error
     assert "wanted:0 [n, 3]" in error
     assert 'transform.outputs: {logits: "<tensor>:0"}' in error
+
+
+@pytest.mark.parametrize(
+    ("shape", "listed"),
+    [([-1, 2, 3, 1], "[n, 2, 3, 1]"), ([-1, 2, 3], "[n, 2, 3]"), ([-1], "[n]")],
+)
+def test_an_end_beside_one_of_another_rank_is_not_taken_by_itself(
+    empty: Bench, tf: Any, shape: list[int], listed: str
+) -> None:
+    """As of an autoencoder, whose pictures are meant and not the code that nothing reads."""
+
+    def build(v1: Any) -> None:
+        v1.reshape(v1.concat([classifier(v1, end="raw")] * 2, 1), shape, name="pRes")
+        raw = v1.get_default_graph().get_tensor_by_name("raw:0")
+        v1.identity(raw * 2.0, name="code")
+        v1.reduce_mean(raw, name="mean")
+
+    save_graph(tf, empty.result, build, CLASSIFIER_VALUES)
+    error = empty.fail("TransformError")
+    assert "2 float tensors at the end of the graph, candidates: " in error
+    assert f"pRes:0 {listed}" in error and "code:0 [n, 3]" in error and "mean:0" not in error
+    assert empty.succeed("--output", "images=pRes:0")["checkpoint_step"] == 100
+
+
+def test_what_layers_leave_over_is_no_end(empty: Bench, tf: Any) -> None:
+    """A normalization's averages, and what a branch gets that is not taken."""
+
+    def build(v1: Any) -> None:
+        x = v1.placeholder(v1.float32, [None, FEATURES], name="x")
+        training = v1.placeholder_with_default(False, [], name="training")
+        kernel = v1.get_variable("kernel", [FEATURES, CLASSES], use_resource=False)
+        mean = v1.get_variable("mean", [1], use_resource=False)
+        rows = v1.reshape(x, [-1, 2, 3, 1])
+        rows, now, _ = v1.nn.fused_batch_norm(rows, [1.0], [0.0], is_training=True)
+        v1.assign_sub(mean, now)
+        v1.assign_add(v1.get_variable("seen", [1, 6], use_resource=False), x[:1])
+        rows = v1.cond(training, lambda: v1.nn.dropout(rows, rate=0.5), lambda: rows + 0.0)
+        v1.matmul(v1.reshape(rows, [-1, FEATURES]), kernel, name="pRes")
+
+    v1 = tf.compat.v1
+    v1.disable_control_flow_v2()  # as TensorFlow 1 mode has it
+    try:
+        save_graph(tf, empty.result, build, {100: {"kernel": weights(100)}})
+    finally:
+        v1.enable_control_flow_v2()
+    outputs = empty.succeed()["signatures"]["predict_images"]["outputs"]
+    assert set(outputs) == {"class_index", "scores", "logits"}
 
 
 def test_an_output_that_only_argmax_reads_has_to_be_named(empty: Bench, tf: Any) -> None:
@@ -567,6 +642,19 @@ def test_a_model_that_fails_on_the_sample_is_rejected(empty: Bench, tf: Any) -> 
 def test_a_file_that_is_no_meta_graph(bench: Bench) -> None:
     (bench.result / "m_basegraph.meta").write_bytes(b"\xff\x00 not a graph")
     assert "m_basegraph.meta: not a meta graph" in bench.fail("TransformError")
+
+
+def test_a_variable_that_a_partial_saver_leaves_out_is_named(bench: Bench, tf: Any) -> None:
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        classifier(v1)
+        v1.get_variable("scale", [2], use_resource=True)
+        some = [one for one in v1.global_variables() if one.op.name == "kernel"]
+        saver = v1.train.Saver(some)
+        saver.export_meta_graph(str(bench.result / "m_basegraph.meta"))
+    error = bench.fail("TransformError")
+    assert "m_basegraph.meta: m-100 gives no value to bias, scale" in error
+    assert "tf.train.export_meta_graph" in error and "MiB" not in error
 
 
 def test_a_full_disk_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -874,6 +962,48 @@ def test_keras_files_of_keras_2(empty: Bench, tf: Any, functional: bool) -> None
     images = np.random.default_rng(1).normal(size=(4, 2, 3, 1)).astype(np.float32)
     expected = model.predict(images, verbose=0)
     np.testing.assert_allclose(serve(images=tf.constant(images))["scores"], expected, rtol=1e-4)
+
+
+def whole_in_hdf5(path: Path, name: str, lambda_layer: bool = False) -> Any:
+    """A model of Keras 2 or 3, saved with its weights in HDF5; and its weights alone, later."""
+    keras = pytest.importorskip(name, reason="pip install -r requirements/legacy.txt")
+    more = [keras.layers.Lambda(lambda x: x * 1.0)] if lambda_layer else []
+    last = keras.layers.Dense(CLASSES, activation="softmax", name="last")
+    first = keras.Input((2, 3, 1), name="pixels")
+    model = keras.Sequential([first, keras.layers.Flatten(), *more, last])
+    model.compile("adam", "sparse_categorical_crossentropy")
+    last.set_weights([weights(1), BIAS])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():  # Keras would rather have a .keras file
+        warnings.simplefilter("ignore")
+        model.save(path)
+    os.utime(path, (1000, 1000))
+    model.save_weights(path.with_name("only.weights.h5"))
+    return model
+
+
+@pytest.mark.parametrize("keras", ["tf_keras", "keras"])
+@pytest.mark.parametrize("name", ["model.h5", "mnist_cnn.hdf5"])
+def test_keras_models_in_hdf5(empty: Bench, keras: str, name: str) -> None:
+    """As scripts of Keras 2 save them, whose TensorFlow 1 mode cannot write .keras files."""
+    model = whole_in_hdf5(empty.result / name, keras)
+    empty.add_sample()
+    report = empty.succeed()
+    assert (report["framework"], report["checkpoint"]) == ("keras", name)
+    rows = PIXELS[:8].reshape(8, 2, 3, 1).astype(np.float32) / 255
+    expected = model.predict(rows, verbose=0)
+    np.testing.assert_allclose(report["prediction"]["scores"], expected, rtol=1e-4)
+    shutil.rmtree(empty.model)
+    os.truncate(empty.result / name, 4000)
+    assert f"no checkpoint can be read ({name}: " in empty.fail("CheckpointMissing")
+
+
+@pytest.mark.parametrize("keras", ["tf_keras", "keras"])
+def test_keras_models_in_hdf5_run_no_code_of_the_file(empty: Bench, keras: str) -> None:
+    whole_in_hdf5(empty.result / "model.h5", keras, lambda_layer=True)
+    error = empty.fail("TransformError")
+    assert "model.h5: Keras cannot load it without the training script" in error
+    assert "Lambda" in error and "safe_mode" in error
 
 
 def test_keras_files_of_a_keras_2_that_is_not_installed(
@@ -1276,6 +1406,14 @@ def test_a_written_model_is_taken_if_there_is_no_checkpoint(bench: Bench) -> Non
     assert "checkpoint" not in bench.succeed("--may-be-written")
 
 
+def test_a_written_model_is_taken_beside_a_model_in_hdf5(bench: Bench) -> None:
+    bench.succeed()
+    without_checkpoints(bench)
+    whole_in_hdf5(bench.result / "model.h5", "keras")
+    assert "checkpoint" not in bench.succeed("--may-be-written")
+    assert bench.succeed()["checkpoint"] == "model.h5"
+
+
 def test_a_written_model_is_taken_if_no_checkpoint_can_be_read(bench: Bench) -> None:
     bench.succeed("--checkpoint", "20")
     for path in bench.result.rglob("*.index"):
@@ -1309,6 +1447,70 @@ def test_a_written_model_is_taken_if_keras_cannot_load_the_checkpoint(bench: Ben
     assert said.startswith("took the model that the training wrote itself: ")
     assert "model-1.keras" in said
     assert (bench.model / "saved_model.pb").read_bytes() == written
+
+
+def as_an_estimator_writes(bench: Bench, name: str = "1525000000") -> Path:
+    """The model of step 20 in a folder that is called by the time, and no checkpoints."""
+    bench.succeed("--checkpoint", "20")
+    partial = bench.model.rename(bench.result / "made")
+    bench.model.mkdir()
+    return partial.rename(bench.model / name)
+
+
+def without_checkpoints(bench: Bench) -> None:
+    for path in bench.result.iterdir():
+        if path.is_file():
+            path.unlink()
+
+
+def test_a_model_as_an_estimator_writes_it_is_taken(bench: Bench) -> None:
+    as_an_estimator_writes(bench)
+    without_checkpoints(bench)
+    error = bench.run()[1]["error"]
+    assert "no checkpoint; found nothing" in error
+    assert error.endswith(f"{bench.model} has no saved_model.pb, but 1525000000.")
+    for option in ("--written", "--may-be-written"):
+        report = bench.succeed(option)
+        np.testing.assert_allclose(report["prediction"]["logits"], logits(20)[:8], rtol=1e-4)
+        assert report["warnings"] == ["took model/1525000000, which is model now"]
+        assert "saved_model.pb" in {file["path"] for file in report["files"]}
+        assert [path.name for path in bench.result.iterdir()] == ["model"]
+        bench.model.rename(bench.result / "made")
+        bench.model.mkdir()
+        (bench.result / "made").rename(bench.model / "1525000000")
+
+
+def test_of_several_models_of_an_estimator_none_is_taken(bench: Bench) -> None:
+    shutil.copytree(as_an_estimator_writes(bench), bench.model / "1525000001")
+    without_checkpoints(bench)
+    for option in ("--written", "--may-be-written"):
+        error = bench.run(option)[1]["error"]
+        assert error.endswith("model has no saved_model.pb, but 1525000000, 1525000001.")
+    assert len(list(bench.model.glob("*/saved_model.pb"))) == 2
+
+
+def test_what_is_no_model_is_not_lost_where_one_takes_its_place(bench: Bench) -> None:
+    as_an_estimator_writes(bench)
+    (bench.model / "logs").mkdir()
+    (bench.model / "logs" / "events").write_text("curves")
+    report = bench.succeed("--may-be-written")
+    assert report["checkpoint_step"] == 100
+    kept = bench.result / "model.of-training"
+    assert (kept / "logs" / "events").read_text() == "curves"
+    assert (kept / "1525000000" / "saved_model.pb").is_file()
+    assert report["warnings"] == [
+        "the model that the training wrote itself, model/1525000000, was replaced by one made of "
+        "m-100",
+        "model had no saved_model.pb, but 1525000000, logs: now in model.of-training",
+    ]
+    # And once more, with what a later try has written.
+    shutil.rmtree(bench.model)
+    (bench.model / "logs").mkdir(parents=True)
+    said = bench.succeed()["warnings"]
+    assert said == ["model had no saved_model.pb, but logs: now in model.of-training-2"]
+    shutil.rmtree(bench.model)
+    bench.model.mkdir()
+    assert bench.succeed()["warnings"] == []
 
 
 def test_a_written_model_need_not_give_scores(bench: Bench, tf: Any) -> None:

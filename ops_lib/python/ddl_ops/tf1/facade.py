@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from absl import flags
+from absl import logging as absl_logging
 from tensorflow.compat import v1, v2  # noqa: TID253
 from tensorflow.python.client import session as session_module  # noqa: TID253
 from tensorflow.python.framework import (  # noqa: TID253
@@ -66,6 +68,7 @@ class TensorFlow1(ModuleType):
         with deprecation.silence():
             v1.disable_v2_behavior()
         _put_back_where_it_was()
+        _leave_flags_to_the_script()
         _intercept_variables()
         _place_softly()
         _answer_for_ddl_mdr()
@@ -100,6 +103,12 @@ def _put_back_where_it_was() -> None:
     control_flow_ops.cond = cond.cond
     control_flow_ops.while_loop = while_loop.while_loop
     variable_scope.variable = variable_v1.VariableV1
+
+
+def _leave_flags_to_the_script() -> None:
+    """TensorFlow imports absl.logging, whose flags, such as log_dir, scripts define themselves."""
+    for flag in flags.FLAGS.flags_by_module_dict()[absl_logging.__name__]:
+        flag.allow_override = True
 
 
 def _intercept_variables() -> None:

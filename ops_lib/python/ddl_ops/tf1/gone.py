@@ -37,10 +37,17 @@ _REPLACED = {
     "tensorflow.contrib.estimator": "tf.estimator",
     "tensorflow.contrib.factorization": "scikit-learn",
     "tensorflow.contrib.feature_column": "tf.feature_column",
+    "tensorflow.contrib.framework.argsort": "tf.argsort",
+    "tensorflow.contrib.framework.init_from_checkpoint": "tf.train.init_from_checkpoint",
+    "tensorflow.contrib.framework.is_tensor": "tf.is_tensor",
+    "tensorflow.contrib.framework.sort": "tf.sort",
+    "tensorflow.contrib.framework.CriticalSection": "tf.CriticalSection",
     "tensorflow.contrib.gan": "the package tensorflow_gan",
     "tensorflow.contrib.graph_editor": "tf.graph_util and tf.import_graph_def(input_map=...)",
     "tensorflow.contrib.image": "tf.image",
     "tensorflow.contrib.keras": "tf.keras",
+    "tensorflow.contrib.layers.embed_sequence": "tf.nn.embedding_lookup of a tf.get_variable",
+    "tensorflow.contrib.layers.embedding_lookup_unique": "tf.nn.embedding_lookup",
     "tensorflow.contrib.learn.datasets": "tensorflow.examples.tutorials.mnist.input_data for mnist",
     "tensorflow.contrib.legacy_seq2seq": "tf.nn.dynamic_rnn and tf.nn.raw_rnn",
     "tensorflow.contrib.lite": "tf.lite",
@@ -52,6 +59,16 @@ _REPLACED = {
     "tensorflow.contrib.opt": "an optimizer of tf.train, or tf.keras.optimizers",
     "tensorflow.contrib.predictor": "tf.saved_model.loader.load in a session",
     "tensorflow.contrib.quantize": "the package tensorflow_model_optimization",
+    "tensorflow.contrib.rnn.Conv2DLSTMCell": "tf.keras.layers.ConvLSTM2D",
+    "tensorflow.contrib.rnn.ConvLSTMCell": "tf.keras.layers.ConvLSTM2D",
+    "tensorflow.contrib.rnn.GRUBlockCell": "tf.nn.rnn_cell.GRUCell",
+    "tensorflow.contrib.rnn.GRUBlockCellV2": "tf.nn.rnn_cell.GRUCell",
+    "tensorflow.contrib.rnn.LSTMBlockCell": "tf.nn.rnn_cell.LSTMCell",
+    "tensorflow.contrib.rnn.LSTMBlockFusedCell": "tf.nn.rnn_cell.LSTMCell with tf.nn.dynamic_rnn",
+    "tensorflow.contrib.rnn.LayerNormBasicLSTMCell": (
+        "tf.nn.rnn_cell.LSTMCell, which does not normalize"
+    ),
+    "tensorflow.contrib.rnn.stack_bidirectional_dynamic_rnn": "tf.nn.bidirectional_dynamic_rnn",
     "tensorflow.contrib.saved_model": "tf.saved_model",
     "tensorflow.contrib.seq2seq": "tf.nn.dynamic_rnn: tensorflow_addons, which had it, has ended",
     "tensorflow.contrib.session_bundle": "tf.saved_model.loader",
@@ -88,11 +105,18 @@ def needs_legacy(name: str) -> str | None:
     return f"{name} needs {package}: {_LEGACY}" if package else None
 
 
+def no_attribute(module: str, name: str) -> AttributeError:
+    """What to raise where a module of ``tensorflow.contrib`` does not have a name."""
+    if name.startswith("__"):
+        return AttributeError(f"module {module!r} has no attribute {name!r}")
+    return LeftTensorFlow(left(f"{module}.{name}"))
+
+
 def left(name: str) -> str | None:
-    """What to say of a module that is not there; None if it was never in TensorFlow.
+    """What to say of what is not there; None if it was never in TensorFlow.
 
     Args:
-        name: of a module, from ``tensorflow.`` on.
+        name: of a module or what is in one, from ``tensorflow.`` on.
     """
     if replacement := _REPLACED.get(name):
         return f"{name} is gone from TensorFlow. Use {replacement}."

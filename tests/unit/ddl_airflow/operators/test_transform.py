@@ -113,6 +113,15 @@ def test_own_command_that_writes_no_model_fails(transform, context_of):
         transform("print(1)", commands=["python export.py"]).execute(context_of("forming"))
 
 
+def test_own_command_may_write_a_model_as_estimators_do(transform, layout, context_of):
+    writes = WRITES.replace("/model", "/model/1525000000")
+    with pytest.raises(AirflowFailException, match="ModelRejected: .*1525000000 cannot be loaded"):
+        transform(writes, commands=["python export.py"]).execute(context_of("forming"))
+    (layout.model / "1525000000" / "saved_model.pb").rename(layout.model / "saved_model.txt")
+    with pytest.raises(AirflowFailException, match=r"model, but 1525000000, saved_model\.txt\. "):
+        transform("print(1)", commands=["python export.py"]).execute(context_of("forming"))
+
+
 def test_own_command_that_fails_ends_the_step(transform, layout, context_of):
     commands = ["python export.py", "python -c 'import sys; sys.exit(3)'", "touch after"]
     with pytest.raises(AirflowException, match="exited with code 3"):
@@ -172,8 +181,12 @@ def test_a_model_of_the_training_itself_is_asked_where_there_is_no_checkpoint(
     write_part(layout, "train", {"result": {"wrote_model": True}})
     with pytest.raises(AirflowFailException, match="ModelRejected: .*model cannot be loaded"):
         transform().execute(context_of("forming"))
+    (layout.model / "1525000000").mkdir()
+    (layout.model / "saved_model.pb").rename(layout.model / "1525000000" / "saved_model.pb")
+    with pytest.raises(AirflowFailException, match="ModelRejected: .*1525000000 cannot be loaded"):
+        transform().execute(context_of("forming"))
     write_part(layout, "train", {"result": {"wrote_model": False}})
-    with pytest.raises(AirflowFailException, match="CheckpointMissing"):
+    with pytest.raises(AirflowFailException, match="CheckpointMissing: .*but 1525000000"):
         transform().execute(context_of("forming"))
 
 

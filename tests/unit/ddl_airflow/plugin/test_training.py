@@ -604,6 +604,7 @@ def test_checkpoints_are_files_of_the_training(layout):
         (layout.result / name).write_bytes(b"x" * 10)
     (layout.checkpoints / "model-3.keras").write_bytes(b"x" * 7)
     (layout.checkpoints / "best.weights.h5").write_bytes(b"x")
+    (layout.checkpoints / "best.hdf5").write_bytes(b"x")
     (layout.checkpoints / "at-step_400.keras").write_bytes(b"x")
     (layout.checkpoints / "model-0.25.keras").write_bytes(b"x")  # a loss of 0.25
     (layout.result / "linked-9.keras").symlink_to("/etc/passwd")
@@ -616,6 +617,7 @@ def test_checkpoints_are_files_of_the_training(layout):
         # What an epoch or a loss may be is not taken for a step.
         *(("model-3.keras", None, 7), ("model-0.25.keras", None, 1)),
         ("best.weights.h5", None, 1),
+        ("best.hdf5", None, 1),
     }
 
 

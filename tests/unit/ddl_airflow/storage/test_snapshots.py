@@ -479,7 +479,7 @@ def test_what_is_sent_of_snapshots_that_come_to_nothing_does_not_pile_up(
 
 
 @pytest.mark.parametrize("left", [0, 20, 700])
-@pytest.mark.parametrize("kind", ["keras", "h5", "latest h5"])
+@pytest.mark.parametrize("kind", ["keras", "h5", "latest hdf5"])
 def test_one_that_is_half_written_takes_the_place_of_none(store, folder, left, kind):
     model = folder / "checkpoints" / f"model.{kind.split()[-1]}"
     if kind == "keras":
@@ -487,7 +487,7 @@ def test_one_that_is_half_written_takes_the_place_of_none(store, folder, left, k
             archive.writestr("model.weights.h5", random.Random(0).randbytes(3 * CHUNK))
     else:
         h5py = pytest.importorskip("h5py")
-        with h5py.File(model, "w", libver="latest" if kind == "latest h5" else None) as file:
+        with h5py.File(model, "w", libver="latest" if kind == "latest hdf5" else None) as file:
             file["weights"] = np.zeros(3 * CHUNK, "u1")
     expected = model.read_bytes()
     saving = of(store, folder)

@@ -120,6 +120,37 @@ def always_what_is_gone_names_its_replacement() -> None:
 
 
 @check
+def always_flags_may_have_names_that_tensorflow_imports() -> None:
+    flags = tf.app.flags
+    flags.DEFINE_string("log_dir", "/of/the/script", "as of TensorFlow 1.13 and before")
+    flags.DEFINE_integer("v", 3, "")
+    flags.DEFINE_boolean("verbosity", True, "")
+    assert (flags.FLAGS.log_dir, flags.FLAGS.v, flags.FLAGS.verbosity) == (
+        "/of/the/script",
+        3,
+        True,
+    )
+    flags.DEFINE_string("own", "", "")
+    try:
+        flags.DEFINE_string("own", "", "")
+    except flags.DuplicateFlagError:
+        pass
+    else:
+        raise AssertionError("a flag of the script's own, twice")
+
+
+@check
+def always_numpy_has_the_names_that_it_had() -> None:
+    assert np.zeros(3, np.float).dtype == np.float64 and np.float is float
+    assert np.array([1], np.int).dtype == np.int64 and np.array([1], np.object).dtype == object
+    assert np.zeros(3, np.bool).dtype == np.bool_ and np.str is str and np.complex is complex
+    assert np.float_ is np.float64 and np.unicode_ is np.str_ and np.string_ is np.bytes_
+    assert np.product([2, 3]) == 6 and np.sometrue([0, 1]) and np.isnan(np.NaN) and np.Inf > 0
+    child = subprocess.run([sys.executable, "-c", "import numpy; numpy.float"], capture_output=True)
+    assert child.returncode == 1  # what the script starts is not in the mode
+
+
+@check
 def always_mpi_collectives_outside_mpirun_is_one_rank() -> None:
     from tensorflow.contrib import mpi_collectives as mpi
 
@@ -324,6 +355,46 @@ def legacy_layers_and_slim_learn() -> None:
 
 
 @check
+def legacy_modules_of_contrib_are_where_they_were() -> None:
+    import tensorflow.contrib.slim.python.slim.nets.resnet_v1 as resnet
+    from tensorflow.contrib import layers
+    from tensorflow.contrib.framework.python.ops import add_arg_scope, arg_scope, variables
+    from tensorflow.contrib.framework.python.ops.arg_scope import arg_scope as same_arg_scope
+    from tensorflow.contrib.layers.python.layers import batch_norm, initializers
+    from tensorflow.contrib.layers.python.layers.layers import conv2d
+    from tensorflow.contrib.layers.python.layers.regularizers import l2_regularizer
+    from tensorflow.contrib.layers.python.layers.utils import collect_named_outputs
+    from tensorflow.contrib.slim.python.slim.nets import inception_v3
+
+    assert batch_norm is layers.batch_norm and conv2d is layers.conv2d
+    assert l2_regularizer is layers.l2_regularizer and collect_named_outputs
+    assert initializers.xavier_initializer is layers.xavier_initializer
+    assert arg_scope is same_arg_scope is tf.contrib.framework.arg_scope and add_arg_scope
+    assert variables.get_variables and resnet.resnet_v1_50 and inception_v3.inception_v3
+
+
+@check
+def legacy_names_that_contrib_does_not_have_say_so() -> None:
+    for code, said in (
+        ("tf.contrib.layers.embed_sequence", "Use tf.nn.embedding_lookup"),
+        ("from tensorflow.contrib.layers import embed_sequence", "Use tf.nn.embedding_lookup"),
+        ("tf.contrib.rnn.LayerNormBasicLSTMCell", "Use tf.nn.rnn_cell.LSTMCell"),
+        ("from tensorflow.contrib.rnn import LayerNormBasicLSTMCell", "Use tf.nn.rnn_cell.LSTM"),
+        ("tf.contrib.framework.sort", "Use tf.sort"),
+        ("tf.contrib.layers.no_such", "tensorflow.contrib.layers.no_such left TensorFlow"),
+        ("import tensorflow.contrib.rnn.python.ops", "tensorflow.contrib.rnn.python left"),
+        ("from tensorflow.contrib.layers.python.layers import no_such", "no_such left TensorFlow"),
+        ("import tensorflow.contrib.slim.python.slim.no_such", "no_such left TensorFlow"),
+    ):
+        assert said in error_of(code), (code, error_of(code))
+    try:
+        tf.contrib.layers.embed_sequence  # noqa: B018
+    except AttributeError as error:
+        assert type(error).__name__ == "LeftTensorFlow"
+    assert not hasattr(tf.contrib.layers, "__no_such__")
+
+
+@check
 def legacy_slim_finds_all_that_it_asks_of_tensorflow() -> None:
     import tf_slim
 
@@ -416,6 +487,23 @@ def legacy_keras_is_2() -> None:
 
     assert keras.__version__.startswith("2.")
     assert Dense is SameDense is tf.keras.layers.Dense
+    import keras.backend.tensorflow_backend as same_backend
+    import keras.layers.core
+    from keras.engine import Model
+    from keras.engine.topology import Input, InputSpec, Layer
+    from keras.layers.normalization import BatchNormalization
+    from keras.objectives import categorical_crossentropy
+    from keras.utils import np_utils
+    from keras.utils.np_utils import to_categorical
+
+    assert keras.layers.core.Dense is Dense and np_utils.to_categorical is to_categorical
+    assert same_backend.set_session is backend.set_session and categorical_crossentropy
+    assert BatchNormalization is tf.keras.layers.BatchNormalization
+    assert (Input, InputSpec, Layer, Model) == (
+        *(keras.layers.Input, keras.layers.InputSpec, keras.layers.Layer, keras.models.Model),
+    )
+    for code in ("import keras.layers.no_such", "from keras.layers import no_such"):
+        assert "as in `from keras.layers import Dense`" in error_of(code), error_of(code)
     backend.set_session(tf.Session())
     model = keras.models.Sequential(
         [Dense(16, activation="relu", input_shape=(8,)), Dense(2, activation="softmax")]

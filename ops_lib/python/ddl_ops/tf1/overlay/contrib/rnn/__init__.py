@@ -1,5 +1,7 @@
 """tensorflow.contrib.rnn: its cells and loops that are in tf.nn now."""
 
+from typing import NoReturn
+
 from tensorflow.nn import (
     bidirectional_dynamic_rnn,
     dynamic_rnn,
@@ -20,3 +22,9 @@ from tensorflow.nn.rnn_cell import (
     ResidualWrapper,
     RNNCell,
 )
+
+from ddl_ops.tf1 import gone
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise gone.no_attribute(__name__, name)

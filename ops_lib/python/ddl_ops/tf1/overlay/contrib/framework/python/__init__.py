@@ -1,0 +1,1 @@
+"""tensorflow.contrib.framework.python: where scripts find what is public by now."""
