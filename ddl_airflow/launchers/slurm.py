@@ -566,7 +566,8 @@ def _slurm(
             retryable=False,
         ) from error
     except subprocess.TimeoutExpired as error:
-        said = error.stderr or b""  # bytes, whatever was asked for
-        said = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
+        said = error.stderr or ""
+        if isinstance(said, bytes):  # whatever was asked for
+            said = said.decode("utf-8", "replace")
         words = f": {_lines(said)}" if said.strip() else ""
         raise LaunchError(f"{argv[0]} gave no answer in {timeout_s:.0f} s{words}") from error
