@@ -308,9 +308,20 @@ class BestModel:
         return partial
 
 
+class _AskedByKeras2:
+    """Whether a callback is called for each batch, which Keras 3 does not ask, and always does."""
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return True
+
+    _implements_test_batch_hooks = _implements_train_batch_hooks
+    _implements_predict_batch_hooks = _implements_train_batch_hooks
+
+
 def made(mixin: type, base: type, name: str, module: str) -> Any:
-    """The class `module.name`: what `mixin` does, as a `base` of one Keras."""
-    return type(name, (mixin, base), {"__doc__": mixin.__doc__, "__module__": module})
+    """The class `module.name`: what `mixin` does, as a `base` of one Keras, for both."""
+    facts = {"__doc__": mixin.__doc__, "__module__": module}
+    return type(name, (mixin, base, _AskedByKeras2), facts)
 
 
 def callbacks_of(keras: Any, module: str) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""State of Keras 3 models that is committed, and gone on from after a restart."""
+"""State of a Keras model that is committed, and gone on from after a restart."""
 
 from __future__ import annotations
 
