@@ -62,6 +62,25 @@ def test_horovod_run_takes_functions_of_the_main_script(mpirun, output_of):
     assert "returned [10, 11]\n" in output, output
 
 
+@pytest.mark.parametrize("name", ["models", "util"])
+def test_horovod_run_finds_modules_beside_the_script(
+    mpirun, run_command, tmp_path: Path, name: str
+):
+    """Those of the script, also where Horovod has some of the same name."""
+    (tmp_path / f"{name}.py").write_text("def twice(a):\n    return 2 * a\n")
+    (tmp_path / "main.py").write_text(
+        f"import {name}\n"
+        "import horovod\n"
+        "def main(a):\n"
+        f"    return {name}.twice(a)\n"
+        "if __name__ == '__main__':\n"
+        "    print('returned', horovod.run(main, (3,), np=1))\n"
+    )
+    command = ["env", "-C", str(tmp_path), sys.executable, "main.py"]
+    ended = run_command(command, {"PYTHONPATH": HOROVOD_PATHS}, 120)
+    assert "returned [6]\n" in ended.output, ended.output
+
+
 def test_a_script_without_horovodrun_updates_a_row_of_several_slices_once(output_of):
     output = output_of(
         "import keras\n"
