@@ -225,6 +225,18 @@ def test_what_fails_in_the_same_way_again_and_again_is_not_started_for_ever(mpir
     assert (tmp_path / "told").read_text().split() == ["all", "0", "all", "3", "all", "3"]
 
 
+def test_a_script_that_writes_its_log_and_is_lost_is_not_started_for_ever(mpirun, tmp_path: Path):
+    script = python("stages.py", str(tmp_path), "logs")
+    folder = {"CHECKPOINT_DIR": str(tmp_path / "commits")}
+    process = horovodrun(tmp_path, "-np", "1", "--min-np", "1", script=script, **folder)
+    _, err = output(process, 90)
+    assert process.returncode == 128 + 9, err
+    assert err.splitlines()[-1] == (
+        "ddl-run: 3 starts in a row have committed nothing. Not started again."
+    )
+    assert (tmp_path / "commits" / "train.log").read_text() == "begins\n" * 3
+
+
 @pytest.mark.parametrize(
     ("way", "flags"), [("fails", ("--reset-limit", "4")), ("exits", ())], ids=["limit", "exit-code"]
 )
