@@ -104,5 +104,22 @@ def gradients_of_several_passes_are_added_up_first() -> None:
         assert session.run([weight, step]) == [-4 * total, 5]
 
 
+def variables_of_no_layer_and_of_optimizers_of_tf_train_are_broadcast() -> None:
+    scale, alone = (tf.Variable(hvd.rank() + 1.0, trainable=False) for _ in range(2))
+    scaled = keras.layers.Lambda(lambda value: value * scale)
+    own = keras.models.Sequential([keras.layers.Dense(1, input_shape=(3,)), scaled])
+    optimizer = hvd_tf.DistributedOptimizer(tf.train.AdamOptimizer(0.1))
+    own.compile(loss="mse", optimizer=optimizer)
+    K.get_session().run([scale.initializer, alone.initializer])
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=alone)
+    own.fit(x, x.sum(1), batch_size=8, verbose=0, callbacks=[broadcast])
+    assert K.get_session().run([scale, alone]) == [1.0, hvd.rank() + 1.0]
+    moments = [optimizer.get_slot(own.layers[0].kernel, name) for name in ("m", "v")]
+    of_all = hvd_tf.allgather(tf.stack([*moments, own.layers[0].kernel]))
+    first, second = np.split(K.get_session().run(of_all), 2)
+    assert np.array_equal(first, second) and first.any()
+
+
+variables_of_no_layer_and_of_optimizers_of_tf_train_are_broadcast()
 a_state_of_the_model_is_kept_and_shared()
 gradients_of_several_passes_are_added_up_first()
