@@ -33,6 +33,9 @@ _NOT_STARTED = (126, 127)
 _MISUSED = 2
 # Known to horovod.common.commit_lock of ddl-ops, too.
 _LOCK = ".horovod-lock"
+# How names of files end that are there when a training has got further: commits, and checkpoints of
+# Keras and TensorFlow. Not of others: each start may write a log.
+_PROGRESS = (".commit", ".keras", ".h5", ".index")
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 # A job that was ended may take a moment to be gone.
 _LOCK_S = 5.0
@@ -268,11 +271,11 @@ class Commits:
         self.done = False
 
     def state(self) -> set[tuple[str, int]]:
-        """Changes whenever something is committed."""
+        """Changes whenever something is committed, or a checkpoint saved."""
         found = set()
         for path in self.folder.iterdir():
             with suppress(FileNotFoundError):  # an older one, which is removed just now
-                if not path.name.startswith("."):
+                if path.suffix in _PROGRESS and not path.name.startswith("."):
                     found.add((path.name, path.stat().st_mtime_ns))
         return found
 

@@ -99,7 +99,7 @@ def test_ranks_of_a_hostfile_compute_together_also_on_this_host(call, tmp_path) 
 
 
 def test_horovod_run_calls_a_function_on_hosts(hosts, tmp_path) -> None:
-    # In a module, which the ranks import.
+    # In a module, which the ranks import from the current folder.
     (tmp_path / "mine.py").write_text(
         "import os, socket\n"
         "def where(word): return word, socket.gethostname(), os.environ['OMPI_COMM_WORLD_RANK']\n"
@@ -109,7 +109,7 @@ def test_horovod_run_calls_a_function_on_hosts(hosts, tmp_path) -> None:
         "print(horovod.run(mine.where, ('at',), num_proc=2, hosts='10.99.0.2:1,10.99.0.3:1'))\n"
     )
     environment = task_environment()
-    paths = [str(STAND_IN), str(tmp_path), environment["PYTHONPATH"]]
+    paths = [str(STAND_IN), environment["PYTHONPATH"]]
     done = subprocess.run(
         hosts.on(0, ["env", "-C", str(tmp_path), sys.executable, "called.py"]),
         env=environment | {"PYTHONPATH": os.pathsep.join(paths)},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import shlex
 import subprocess
@@ -45,6 +46,23 @@ def test_a_state_of_a_session(run_alone, tmp_path: Path):
     assert done.returncode == 0 and "gone on\n" in done.output, done.output
     (left,) = numbers(tmp_path).values()
     assert left == [1, 2]
+
+
+@pytest.mark.parametrize("keras", ["3", "2"])
+def test_an_optimizer_of_some_weights_or_in_another_order_goes_on(
+    run_alone, tmp_path: Path, keras: str
+):
+    if keras == "2" and importlib.util.find_spec("tf_keras") is None:
+        pytest.skip("tf_keras not installed: pip install -r requirements/legacy.txt")
+    done = run_alone(
+        *("elastic.py", "optimizers", str(tmp_path)),
+        PYTHONPATH=HOROVOD_PATHS,
+        TF_USE_LEGACY_KERAS=str(int(keras == "2")),
+    )
+    assert done.returncode == 0, done.output
+    unfit = "hvd.elastic: the optimizer trains variables that are no weights of the state's model"
+    # When it is committed, and when it is to be gone on from.
+    assert done.output.count(unfit) == 2, done.output
 
 
 def numbers(folder: Path) -> dict[str, list[int]]:
@@ -223,6 +241,18 @@ def test_what_fails_in_the_same_way_again_and_again_is_not_started_for_ever(mpir
     )
     assert kept.startswith("ddl-run: To go on from what was committed, set CHECKPOINT_DIR=")
     assert (tmp_path / "told").read_text().split() == ["all", "0", "all", "3", "all", "3"]
+
+
+def test_a_script_that_writes_its_log_and_is_lost_is_not_started_for_ever(mpirun, tmp_path: Path):
+    script = python("stages.py", str(tmp_path), "logs")
+    folder = {"CHECKPOINT_DIR": str(tmp_path / "commits")}
+    process = horovodrun(tmp_path, "-np", "1", "--min-np", "1", script=script, **folder)
+    _, err = output(process, 90)
+    assert process.returncode == 128 + 9, err
+    assert err.splitlines()[-1] == (
+        "ddl-run: 3 starts in a row have committed nothing. Not started again."
+    )
+    assert (tmp_path / "commits" / "train.log").read_text() == "begins\n" * 3
 
 
 @pytest.mark.parametrize(

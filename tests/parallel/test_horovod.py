@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from collections.abc import Callable
@@ -36,12 +37,13 @@ def test_check_of_horovod_passes_on_every_rank(job, name):
 
 
 @pytest.fixture
-def output_of(run_command, tmp_path: Path) -> Callable[[str], str]:
-    """output_of(script): of a script for Horovod that Python alone starts."""
+def output_of(run_command, tmp_path: Path) -> Callable[..., str]:
+    """output_of(script, **environment): of a script for Horovod that Python alone starts."""
 
-    def run(script: str) -> str:
+    def run(script: str, **environment: str) -> str:
         (main := tmp_path / "main.py").write_text(script)
-        return run_command([sys.executable, str(main)], {"PYTHONPATH": HOROVOD_PATHS}, 120).output
+        paths = {"PYTHONPATH": HOROVOD_PATHS}
+        return run_command([sys.executable, str(main)], paths | environment, 120).output
 
     return run
 
@@ -60,6 +62,25 @@ def test_horovod_run_takes_functions_of_the_main_script(mpirun, output_of):
     assert "returned [10, 11]\n" in output, output
 
 
+@pytest.mark.parametrize("name", ["models", "util"])
+def test_horovod_run_finds_modules_beside_the_script(
+    mpirun, run_command, tmp_path: Path, name: str
+):
+    """Those of the script, also where Horovod has some of the same name."""
+    (tmp_path / f"{name}.py").write_text("def twice(a):\n    return 2 * a\n")
+    (tmp_path / "main.py").write_text(
+        f"import {name}\n"
+        "import horovod\n"
+        "def main(a):\n"
+        f"    return {name}.twice(a)\n"
+        "if __name__ == '__main__':\n"
+        "    print('returned', horovod.run(main, (3,), np=1))\n"
+    )
+    command = ["env", "-C", str(tmp_path), sys.executable, "main.py"]
+    ended = run_command(command, {"PYTHONPATH": HOROVOD_PATHS}, 120)
+    assert "returned [6]\n" in ended.output, ended.output
+
+
 def test_a_script_without_horovodrun_updates_a_row_of_several_slices_once(output_of):
     output = output_of(
         "import keras\n"
@@ -74,3 +95,64 @@ def test_a_script_without_horovodrun_updates_a_row_of_several_slices_once(output
     )
     # 1 - 0.1 * 6 / sqrt(0.1 + 6 ** 2)
     assert "table 1.0000 0.9001\n" in output, output
+
+
+@pytest.fixture
+def keras_2() -> dict[str, str]:
+    """The environment in which tf.keras is Keras 2."""
+    if importlib.util.find_spec("tf_keras") is None:
+        pytest.skip("tf_keras not installed: pip install -r requirements/legacy.txt")
+    return {"TF_USE_LEGACY_KERAS": "1"}
+
+
+def test_keras_2_trains_with_every_callback_of_horovod_keras(output_of, keras_2, tmp_path: Path):
+    output = output_of(
+        "from tensorflow import keras\n"
+        "import horovod.keras as hvd\n"
+        "import numpy as np\n"
+        "hvd.init()\n"
+        "model = keras.Sequential([keras.layers.Dense(1, input_shape=(2,))])\n"
+        "model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), 'mse')\n"
+        "state = hvd.elastic.KerasState(model, batch=0, epoch=0)\n"
+        "for one in (\n"
+        "    hvd.callbacks.BroadcastGlobalVariablesCallback(0),\n"
+        "    hvd.callbacks.MetricAverageCallback(),\n"
+        "    hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5),\n"
+        "    hvd.callbacks.LearningRateWarmupCallback(0.1, 1),\n"
+        "    hvd.callbacks.BestModelCheckpoint(monitor='loss'),\n"
+        "    hvd.elastic.CommitStateCallback(state),\n"
+        "    hvd.elastic.UpdateBatchStateCallback(state),\n"
+        "    hvd.elastic.UpdateEpochStateCallback(state),\n"
+        "):\n"
+        "    model.fit(np.ones([4, 2]), np.ones([4, 1]), 2, verbose=0, callbacks=[one])\n"
+        "    print(type(one).__name__, 'ok')\n"
+        "print('epoch', state.epoch)\n",
+        CHECKPOINT_DIR=str(tmp_path),
+        **keras_2,
+    )
+    said = [line.removesuffix(" ok") for line in output.splitlines() if line.endswith(" ok")]
+    assert len(said) == 8 and "epoch 1\n" in output, output
+
+
+def test_a_model_is_loaded_by_the_keras_that_has_saved_it(output_of, keras_2, tmp_path: Path):
+    """Where tf.keras is Keras 2, and `import keras` gives Keras 3."""
+    output = output_of(
+        "import keras\n"
+        "import tensorflow as tf\n"
+        "import horovod.keras as hvd\n"
+        "hvd.init()\n"
+        "for ours, name in ((tf.keras, '2'), (keras, '3')):\n"
+        "    model = ours.Sequential([ours.layers.Dense(1)])\n"
+        "    model.build((None, 2))\n"
+        "    model.compile(ours.optimizers.SGD(0.1), ours.losses.MeanSquaredError())\n"
+        "    for end in ('.keras', '.h5', ''):\n"
+        f"        path = f'{tmp_path}/{{name}}{{end}}'\n"
+        "        if end or name == '2':\n"
+        "            model.save(path)\n"
+        "            loaded = hvd.load_model(path)\n"
+        "            distributed = hasattr(loaded.optimizer, '_hvd')\n"
+        "            print(name, isinstance(loaded, ours.Model), distributed)\n",
+        **keras_2,
+    )
+    said = [line for line in output.splitlines() if line.endswith((" True", " False"))]
+    assert said == [*["2 True True"] * 3, *["3 True True"] * 2], output

@@ -1,7 +1,8 @@
 """A script for Horovod with elastic states, which is lost, asked to end, and started again.
 
 Arguments: WAY FOLDER. WAY is `phases`: a loop of its own with one state, then fit() with another;
-or `session`: a state of TensorFlow 1, alone. Rank 0 appends each step that it has done to
+`session`: a state of TensorFlow 1, alone; or `optimizers`: of other variables than all weights in
+their order, alone. Rank 0 appends each step that it has done to
 FOLDER/steps. What is to happen is at the places that call `once`.
 """
 
@@ -163,4 +164,66 @@ def session() -> None:
     print("gone on", flush=True)
 
 
-{"phases": phases, "session": session}[WAY]()
+def optimizers() -> None:
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+    from horovod.common import elastic
+
+    keras = tf.keras  # Keras 3, or 2
+    hvd.init()
+
+    def trained(kind, chosen, folder: str, batches: int) -> list[np.ndarray]:
+        """As in a process of its own."""
+        os.environ["CHECKPOINT_DIR"] = str(FOLDER / folder)
+        elastic._Script.states = 0
+        elastic._Script.times.clear()
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(3, use_bias=False) for _ in range(2)]
+        model, optimizer = keras.Sequential([keras.Input((3,)), *layers]), kind(0.1)
+        variables = chosen(model)
+        state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0)
+
+        @hvd.elastic.run
+        def train(state) -> None:
+            while state.batch < batches:
+                x, y = rows(state.batch, 0)
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((model(x) - y) ** 2)
+                    loss += tf.add_n([tf.reduce_sum(one**2) for one in variables])
+                gradients = tape.gradient(loss, variables)
+                optimizer.apply_gradients(zip(gradients, variables, strict=True))
+                state.batch += 1
+                state.commit()
+
+        train(state)
+        slots = optimizer.variables
+        slots = slots() if callable(slots) else slots
+        return [np.array(one) for one in (*model.weights, *slots)]
+
+    kinds = [keras.optimizers.Adam]
+    if keras.__name__.startswith("tf_keras"):
+        kinds.append(keras.optimizers.legacy.Adam)
+    choices = {
+        "last": lambda model: model.layers[-1].trainable_variables,
+        "reversed": lambda model: model.trainable_variables[::-1],
+    }
+    for number, kind in enumerate(kinds):
+        for name, chosen in choices.items():
+            folder = f"{name}-{number}"
+            trained(kind, chosen, folder, 1)
+            gone_on = trained(kind, chosen, folder, 3)
+            whole = trained(kind, chosen, f"{folder}-whole", 3)
+            assert all(map(np.array_equal, gone_on, whole)), (kind, name)
+    factor = tf.Variable(1.0) if len(kinds) > 1 else keras.Variable(1.0)
+
+    def beside(model):
+        return [factor, *model.trainable_variables]
+
+    trained(kinds[0], beside, "beside", 1)
+    try:
+        trained(kinds[0], beside, "beside", 2)
+    except ValueError as error:
+        print(error, flush=True)
+
+
+{"phases": phases, "session": session, "optimizers": optimizers}[WAY]()

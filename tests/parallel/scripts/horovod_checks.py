@@ -248,6 +248,9 @@ def process_sets_come_go_and_take_what_all_take() -> None:
     assert [one.process_set_id for one in sets] == list(range(1, SIZE + 1))
     mine, other = sets[RANK], sets[RANK - 1]
     assert (mine.size(), mine.rank(), mine.included(), other.included()) == (1, 0, True, False)
+    assert [hvd.ProcessSet([rank]).included() for rank in range(SIZE)] == [
+        rank == RANK for rank in range(SIZE)
+    ]
     assert hvd.allreduce(RANK + 1.0, op=hvd.Sum, process_set=mine) == RANK + 1
     assert hvd.broadcast_object(RANK, root_rank=RANK, process_set=mine) == RANK
     assert hvd.allgather_object(RANK, process_set=mine) == [RANK]
@@ -264,6 +267,7 @@ def process_sets_come_go_and_take_what_all_take() -> None:
     raised(tf.errors.InvalidArgumentError, lambda: hvd.allreduce(1.0, process_set=other))
     assert "already" in raised(ValueError, lambda: hvd.add_process_set(range(SIZE)))
     assert hvd.remove_process_set(sets[0]) and sets[0].process_set_id is None
+    assert sets[0].included() == (RANK == 0) and sets[0].size() is None
     raised(ValueError, lambda: gradient_by(hvd.ProcessSet(range(SIZE))))
     raised(ValueError, lambda: gradient_by(sets[0]))
     assert not hvd.remove_process_set(hvd.global_process_set)
@@ -451,7 +455,18 @@ def averages_are_over_the_ranks_that_have_not_joined() -> None:
             reduced = [hvd.allreduce(slices), *hvd.grouped_allreduce([slices, slices, dense])]
             assert [tf.reduce_sum(one.values).numpy() for one in reduced[:3]] == [1.0] * 3
             assert reduced[3] == 1.0
-        hvd.join()
+        last = hvd.join()
+        assert last.dtype == tf.int32 and last.numpy() in range(SIZE)
+        given = hvd.broadcast_object(RANK, last), hvd.broadcast(RANK, last).numpy()
+        assert given == (last.numpy(),) * 2
+
+
+@check
+def a_rank_joins_when_a_function_is_run_and_not_when_it_is_traced() -> None:
+    join = tf.function(lambda: hvd.join() + 0).get_concrete_function()
+    if RANK == 0:
+        assert hvd.allreduce(3.0, op=hvd.Sum) == 3.0
+    assert join().numpy() in range(SIZE)
 
 
 @check
@@ -1525,6 +1540,28 @@ def state_is_synchronised_committed_and_restored() -> None:
     state.restore()
     assert state.batch == 8
     assert all(np.array_equal(*pair) for pair in zip(committed, model.get_weights(), strict=True))
+
+
+@check
+def a_state_of_the_scripts_own_may_do_more_when_it_saves() -> None:
+    class Counted(hvd.elastic.TensorFlowState):
+        def __init__(self, variables, **attributes) -> None:
+            super().__init__(variables, **attributes)
+            self.saves = 0
+
+        def save(self) -> None:
+            super().save()
+            self.saves += 1
+
+    weight = tf.Variable(1.0)
+    state = Counted([weight], batch=0)
+    weight.assign(2.0)
+    state.restore()
+    assert (weight.numpy(), state.saves) == (1.0, 0)
+    state.commit()
+    assert state.saves == 1
+    for front_end in (horovod.keras, hvd_keras):
+        assert front_end.elastic.TensorFlowKerasState is hvd.elastic.TensorFlowKerasState
 
 
 @check

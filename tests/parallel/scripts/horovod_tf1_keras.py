@@ -104,5 +104,52 @@ def gradients_of_several_passes_are_added_up_first() -> None:
         assert session.run([weight, step]) == [-4 * total, 5]
 
 
+def variables_of_no_layer_and_of_optimizers_of_tf_train_are_broadcast() -> None:
+    scale, alone = (tf.Variable(hvd.rank() + 1.0, trainable=False) for _ in range(2))
+    scaled = keras.layers.Lambda(lambda value: value * scale)
+    own = keras.models.Sequential([keras.layers.Dense(1, input_shape=(3,)), scaled])
+    optimizer = hvd_tf.DistributedOptimizer(tf.train.AdamOptimizer(0.1))
+    own.compile(loss="mse", optimizer=optimizer)
+    K.get_session().run([scale.initializer, alone.initializer])
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=alone)
+    own.fit(x, x.sum(1), batch_size=8, verbose=0, callbacks=[broadcast])
+    assert K.get_session().run([scale, alone]) == [1.0, hvd.rank() + 1.0]
+    moments = [optimizer.get_slot(own.layers[0].kernel, name) for name in ("m", "v")]
+    of_all = hvd_tf.allgather(tf.stack([*moments, own.layers[0].kernel]))
+    first, second = np.split(K.get_session().run(of_all), 2)
+    assert np.array_equal(first, second) and first.any()
+
+
+def moving_averages_follow_in_a_loop_of_the_scripts_own() -> None:
+    with tf.Graph().as_default(), tf.Session() as session:
+        layer = hvd.SyncBatchNormalization(momentum=0.5)
+        for once in (True, False):
+            batch = tf.constant([[1.0 + hvd.rank()], [3.0 + hvd.rank()]])
+            normalised = layer(batch, training=True)
+            updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+            assert len(updates) == (2 if once else 4), updates
+        with tf.control_dependencies(updates):
+            step = tf.reduce_sum(normalised)
+        session.run(tf.global_variables_initializer())
+        for _ in range(20):
+            session.run(step)
+        mean = 2.0 + (hvd.size() - 1) / 2
+        assert np.isclose(session.run(layer.moving_mean), mean, atol=1e-3)
+
+
+def a_rank_joins_when_the_op_is_run() -> None:
+    with tf.Graph().as_default(), tf.Session() as session:
+        joined, reduced = hvd_tf.join(), hvd_tf.allreduce(tf.constant(2.0), op=hvd_tf.Sum)
+        if hvd.rank() == 0:
+            assert session.run(reduced) == 2.0
+        last = session.run(joined)
+        assert last.dtype == np.int32 and last in range(hvd.size())
+        # What follows knows that all have.
+        assert session.run(reduced) == 2.0 * hvd.size()
+
+
+variables_of_no_layer_and_of_optimizers_of_tf_train_are_broadcast()
+moving_averages_follow_in_a_loop_of_the_scripts_own()
+a_rank_joins_when_the_op_is_run()
 a_state_of_the_model_is_kept_and_shared()
 gradients_of_several_passes_are_added_up_first()

@@ -6,7 +6,7 @@ states from one place; `shared`: two phases of one state, of which the last is c
 `alias`: a list that the script goes on to use; `fails`: rank 0 raises when all is trained; `exits`:
 all end in each of the first four starts, after a step, without saying why; `own`: the script sets
 CHECKPOINT_DIR to FOLDER/own, and tells the lock there; `dies`: the last rank kills itself before
-there is a state.
+there is a state; `logs`: so it does, when it has written to a log in CHECKPOINT_DIR.
 
 Each state has 3 steps. Rank 0 appends to FOLDER/told where each begins. The last rank kills itself
 once, after the first step of the state that FOLDER/kill names; after that step all wait while there
@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from ddl_ops import arrays, lifecycle
 from elastic_common import FOLDER, RANK, SIZE, of_rank_0, tell
@@ -102,6 +103,10 @@ elif WAY == "shared":
     one.step = 0
     for _ in range(2):
         finetune(one)
+elif WAY == "logs":
+    with Path(os.environ["CHECKPOINT_DIR"], "train.log").open("a") as log:
+        log.write("begins\n")
+    os.kill(os.getpid(), signal.SIGKILL)
 elif WAY == "dies":
     if RANK == SIZE - 1:
         # Its shim hears of it when rank 0 has raised: mpirun would end that one before, mostly.

@@ -239,6 +239,27 @@ def test_a_folder_of_commits_goes_with_a_training_that_has_ended(tmp_path: Path,
     assert not list(mine.folder.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("horovod-1-1.commit", True),
+        ("model-3.keras", True),
+        ("model-3.weights.h5", True),
+        ("model.ckpt-7.index", True),
+        ("train.log", False),
+        ("events.out.tfevents.1.host", False),
+        (".model-3.keras", False),
+    ],
+)
+def test_commits_and_checkpoints_are_progress_and_logs_are_none(
+    tmp_path: Path, name: str, counts: bool
+):
+    commits = elastic.Commits(tmp_path, {})
+    before = commits.state()
+    (tmp_path / name).touch()
+    assert (commits.state() != before) is counts
+
+
 def test_one_job_at_a_time_commits_in_a_folder(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(elastic, "_LOCK_S", 0.0)
     monkeypatch.setenv("CHECKPOINT_DIR", str(tmp_path))

@@ -38,7 +38,8 @@ def variables_of(optimizer: Any) -> list[Any]:
 class BroadcastGlobalVariables:
     """After the first batch, when all are made, ranks get one rank's weights and optimizer state.
 
-    States of random generators stay as they are, so that ranks drop different units.
+    In graphs of TensorFlow 1 all global variables. States of random generators stay as they are, so
+    that ranks drop different units.
     """
 
     model: Any
@@ -70,7 +71,10 @@ class BroadcastGlobalVariables:
         """Once."""
         if self.broadcast_done:
             return
-        variables = [*self.model.weights, *variables_of(self.model.optimizer)]
+        if tf.executing_eagerly():
+            variables = [*self.model.weights, *variables_of(self.model.optimizer)]
+        else:  # some may be in no layer, and Keras does not know those of tf.train's optimizers
+            variables = v1.global_variables()
         alike = [one for one in variables if key_of(one) not in self._local]
         evaluated(broadcast_variables(alike, self.root_rank))
         self.broadcast_done = True
@@ -308,9 +312,20 @@ class BestModel:
         return partial
 
 
+class _AskedByKeras2:
+    """Whether a callback is called for each batch, which Keras 3 does not ask, and always does."""
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return True
+
+    _implements_test_batch_hooks = _implements_train_batch_hooks
+    _implements_predict_batch_hooks = _implements_train_batch_hooks
+
+
 def made(mixin: type, base: type, name: str, module: str) -> Any:
-    """The class `module.name`: what `mixin` does, as a `base` of one Keras."""
-    return type(name, (mixin, base), {"__doc__": mixin.__doc__, "__module__": module})
+    """The class `module.name`: what `mixin` does, as a `base` of one Keras, for both."""
+    facts = {"__doc__": mixin.__doc__, "__module__": module}
+    return type(name, (mixin, base, _AskedByKeras2), facts)
 
 
 def callbacks_of(keras: Any, module: str) -> tuple[Any, ...]:

@@ -25,6 +25,7 @@ from horovod.common.basics import Average, rank, require_initialized
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregation, mark_summed
 from horovod.tensorflow.gradient_reduction import DistributedGradients, Reduction
 from horovod.tensorflow.tape import weights_of
+from horovod.tensorflow.util import key_of
 
 v1 = tf.compat.v1
 
@@ -49,6 +50,27 @@ def make_variables(optimizer: Any, variables: Sequence[Any]) -> None:
     of_optimizer = (getattr(optimizer, name, None) for name in names)
     if (build := next(filter(None, of_optimizer), None)) is not None:
         build(variables)
+
+
+def trained_by(optimizer: Any, weights: Sequence[Any]) -> list[int | None]:
+    """The numbers of the weights for which an optimizer has variables of its own, in its order.
+
+    None for a variable that is no such weight. Empty before it has any, or where it is not known.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of loss scaling
+    if _is_keras_2(optimizer):  # its older optimizers have slots alone
+        known = getattr(optimizer, "_index_dict", None) or getattr(optimizer, "_slots", None) or {}
+        key: Callable[[Any], Any] = _key_of_keras_2
+    else:
+        known = map(key_of, getattr(optimizer, "_trainable_variables", None) or [])
+        key = key_of
+    numbers = {key(weight): number for number, weight in enumerate(weights)}
+    return [numbers.get(one) for one in known]
+
+
+def _key_of_keras_2(variable: Any) -> Any:
+    in_graph = getattr(variable, "_in_graph_mode", False)
+    return variable._shared_name if in_graph else variable._unique_id
 
 
 def keras_session() -> Any:

@@ -140,11 +140,14 @@ class Commit:
         checks: how often the ranks had asked each other whether to end.
         attributes: plain Python objects by name.
         arrays: values of variables.
+        trained: numbers of the weights of a Keras model for which its optimizer has variables, in
+            its order; None for a variable of none. None as a whole in commits of earlier releases.
     """
 
     checks: int
     attributes: dict[str, Any]
     arrays: Sequence[np.ndarray[Any, Any]]
+    trained: Sequence[int | None] | None = None
 
 
 class Commits:
@@ -310,6 +313,7 @@ class Commits:
             "training": self._training,
             "place": self._place.header(),
             "checks": commit.checks,
+            "trained": commit.trained,
             "arrays": [[array.dtype.name, list(np.shape(array))] for array in commit.arrays],
         }
         text = json.dumps(header).encode()
@@ -363,7 +367,7 @@ class Commits:
             ) from error
         for number, array in objects.items():
             arrays[number] = array
-        return Commit(header["checks"], attributes, arrays)
+        return Commit(header["checks"], attributes, arrays, header.get("trained"))
 
     def _tell_if_often(self, seconds: float) -> None:
         self._writing_s += seconds

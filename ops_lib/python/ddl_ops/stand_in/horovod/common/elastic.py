@@ -130,8 +130,7 @@ class State:
             return
         self._commits.number += 1
         if self._rank() == writer:
-            attributes, values = self._kept()
-            self._commits.write(self._commits.number, Commit(checks, attributes, values))
+            self._commits.write(self._commits.number, self._kept(checks))
 
     def go_on(self, func: Callable[..., Any], caller: FrameType) -> None:
         """Goes on from what an earlier start of the job has committed there. Collective.
@@ -187,7 +186,7 @@ class State:
         # Not at the first commit: ranks may join before theirs, and have to answer the others.
         self._listen()
         if again:
-            self._prepare(variables)
+            self._prepare(variables, found)
             if found is not None:
                 self._take(found)
                 self.restore()
@@ -202,12 +201,17 @@ class State:
         """Of the attributes."""
         return ()
 
-    def _kept(self) -> tuple[dict[str, Any], Sequence[np.ndarray[Any, Any]]]:
-        """What save() keeps: attributes, and values of variables."""
+    def _kept(self, checks: int) -> Commit:
+        """What save() keeps; for `checks` see Commit."""
         raise NotImplementedError
 
-    def _prepare(self, variables: int) -> None:
-        """Makes variables that are not there yet, if a commit has so many. On all ranks."""
+    def _prepare(self, variables: int, commit: Commit | None) -> None:
+        """Makes variables that are not there yet, if a commit has so many. Collective.
+
+        Args:
+            variables: their number in the commit.
+            commit: that, on rank 0.
+        """
 
     def _take(self, commit: Commit) -> None:
         """Keeps what was committed, as if save() had just been called then."""
@@ -268,8 +272,8 @@ class ObjectState(State):
     def _names(self) -> tuple[str, ...]:
         return tuple(sorted(self._saved_state))
 
-    def _kept(self) -> tuple[dict[str, Any], Sequence[np.ndarray[Any, Any]]]:
-        return self._saved_state, ()
+    def _kept(self, checks: int) -> Commit:
+        return Commit(checks, self._saved_state, ())
 
     def _take(self, commit: Commit) -> None:
         # The script may have been mended meanwhile: attributes are those that it has now.

@@ -1,4 +1,7 @@
-"""Horovod's interface for Keras 3: see docs/coming-from-horovod.md."""
+"""Horovod's interface for `import keras`, and for tf.keras where that is an older one.
+
+See docs/coming-from-horovod.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks for Keras 3."""
+"""Callbacks for `import keras`; models of an older tf.keras take them, too."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""State of Keras 3 models that is committed, and gone on from after a restart."""
+"""State of a Keras model that is committed, and gone on from after a restart."""
 
 from __future__ import annotations
 
 import keras
 
 from horovod._keras.elastic import KerasState, callbacks_of
-from horovod.tensorflow.elastic import run
+from horovod.tensorflow.elastic import TensorFlowKerasState, run
 
 __all__ = [
     "CommitStateCallback",
     "KerasState",
+    "TensorFlowKerasState",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
     "run",

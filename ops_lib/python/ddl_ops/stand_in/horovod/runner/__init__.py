@@ -14,8 +14,6 @@ from typing import Any
 
 __all__ = ["run"]
 
-_CALLED = Path(__file__).with_name("call.py")
-
 
 def run(
     func: Callable[..., Any],
@@ -51,7 +49,8 @@ def run(
     """Calls a function on ranks, and returns what it returns on each.
 
     Args:
-        func: what cloudpickle can take, as functions of the main script.
+        func: what cloudpickle can take, as functions of the main script. Modules that it imports
+            are found in the current folder, and where this process's environment says.
         args: of the function.
         kwargs: of the function.
         num_proc: number of ranks.
@@ -101,7 +100,8 @@ def run(
         # In sys.argv, which tells elastic states apart. Made once: ranks may pickle what they
         # unpickled to other bytes.
         key = hashlib.sha256(cloudpickle.dumps(arguments)).hexdigest()
-        command = [executable or sys.executable, str(_CALLED), folder, key]
+        # As a module: so imports search the current folder, and not this one.
+        command = [executable or sys.executable, "-m", "horovod.runner.call", folder, key]
         packages = str(Path(__file__).parents[2])
         environment = dict(os.environ if env is None else env)
         done = subprocess.run(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from ddl_ops.arrays import say
 
 from horovod._keras.callbacks import variables_of
-from horovod._keras.optimizer import keras_session, make_variables
+from horovod._keras.optimizer import keras_session, make_variables, trained_by
 from horovod.common.basics import rank
 from horovod.common.commits import Commit
 from horovod.common.elastic import ObjectState, run_fn
@@ -29,8 +31,8 @@ class _WithVariables(ObjectState):
         super().__init__(
             functools.partial(broadcast_object, root_rank=0, session=session), rank, **kwargs
         )
-        self._saved_values: list[np.ndarray[Any, Any]] = []
-        self.save()
+        # Not by save(), which a subclass may extend, and which is not made yet.
+        self._saved_values = self._values()
 
     def _variables(self) -> list[Any]:
         raise NotImplementedError
@@ -59,8 +61,8 @@ class _WithVariables(ObjectState):
             else:
                 variable.load(value, session)
 
-    def _kept(self) -> tuple[dict[str, Any], Sequence[np.ndarray[Any, Any]]]:
-        return self._saved_state, self._saved_values
+    def _kept(self, checks: int) -> Commit:
+        return Commit(checks, self._saved_state, self._saved_values)
 
     def _take(self, commit: Commit) -> None:
         super()._take(commit)
@@ -115,6 +117,7 @@ class TensorFlowKerasState(_WithVariables):
             )
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
+        self._told = False
         # Keras makes none a default session.
         super().__init__(None if tf.executing_eagerly() else keras_session(), kwargs)
 
@@ -122,13 +125,34 @@ class TensorFlowKerasState(_WithVariables):
         of_optimizer = [] if self.optimizer is None else variables_of(self.optimizer)
         return [*self.model.weights, *of_optimizer]
 
-    def _prepare(self, variables: int) -> None:
+    def _kept(self, checks: int) -> Commit:
+        trained = trained_by(self.optimizer, self.model.weights)
+        if None in trained and not self._told:
+            self._told = True
+            say(f"{_BESIDE} No later start will go on from what is committed. {_CURE}")
+        return dataclasses.replace(super()._kept(checks), trained=trained)
+
+    def _prepare(self, variables: int, commit: Commit | None) -> None:
         # An optimizer has its variables from its first step on, and a state may be made before.
         if len(self._variables()) >= variables or self.optimizer is None:
             return
-        make_variables(self.optimizer, self.model.trainable_variables)
+        trained = self._bcast_object(None if commit is None else commit.trained)
+        if trained is None:
+            chosen = self.model.trainable_variables
+        elif None in trained:
+            raise ValueError(f"{_BESIDE} {_CURE}")
+        else:  # those of another model are found not to fit, where they are taken
+            chosen = [self.model.weights[n] for n in trained if n < len(self.model.weights)]
+        make_variables(self.optimizer, chosen)
         if not tf.executing_eagerly():
             keras_session()  # initialises them
+
+
+_BESIDE = "hvd.elastic: the optimizer trains variables that are no weights of the state's model."
+_CURE = (
+    "Call optimizer.build(variables) at first, and commit all: "
+    "hvd.elastic.TensorFlowState([*model.weights, *others, *optimizer.variables], ...)."
+)
 
 
 def _that_fit(
