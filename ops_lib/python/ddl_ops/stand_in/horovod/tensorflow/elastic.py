@@ -137,7 +137,7 @@ class TensorFlowKerasState(_WithVariables):
         if len(self._variables()) >= variables or self.optimizer is None:
             return
         trained = self._bcast_object(None if commit is None else commit.trained)
-        if trained is None:
+        if not trained:  # not known
             chosen = self.model.trainable_variables
         elif None in trained:
             raise ValueError(f"{_BESIDE} {_CURE}")
