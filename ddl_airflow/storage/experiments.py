@@ -22,7 +22,6 @@ from ddl_airflow.core.layout import (
     owners_of,
     trainings_file,
 )
-from ddl_airflow.storage.checkpoint_files import has_any
 from ddl_airflow.storage.filesystem import alone_in
 
 _OTHERS_CLAIM_S = 10.0
@@ -101,6 +100,8 @@ def note_training(
         training: its id, data, code, manifest and parameters; None: they are not known.
         owner: the same of the training whose own experiment it is, which notes nothing itself.
     """
+    from ddl_airflow.storage.checkpoint_files import has_any  # no parse needs it
+
     path = trainings_file(layout.workspace, layout.experiment_id)
     before = Before()
     if has_any(layout.experiment, layout.workspace):
