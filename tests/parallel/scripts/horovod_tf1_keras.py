@@ -120,6 +120,24 @@ def variables_of_no_layer_and_of_optimizers_of_tf_train_are_broadcast() -> None:
     assert np.array_equal(first, second) and first.any()
 
 
+def moving_averages_follow_in_a_loop_of_the_scripts_own() -> None:
+    with tf.Graph().as_default(), tf.Session() as session:
+        layer = hvd.SyncBatchNormalization(momentum=0.5)
+        for once in (True, False):
+            batch = tf.constant([[1.0 + hvd.rank()], [3.0 + hvd.rank()]])
+            normalised = layer(batch, training=True)
+            updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+            assert len(updates) == (2 if once else 4), updates
+        with tf.control_dependencies(updates):
+            step = tf.reduce_sum(normalised)
+        session.run(tf.global_variables_initializer())
+        for _ in range(20):
+            session.run(step)
+        mean = 2.0 + (hvd.size() - 1) / 2
+        assert np.isclose(session.run(layer.moving_mean), mean, atol=1e-3)
+
+
 variables_of_no_layer_and_of_optimizers_of_tf_train_are_broadcast()
+moving_averages_follow_in_a_loop_of_the_scripts_own()
 a_state_of_the_model_is_kept_and_shared()
 gradients_of_several_passes_are_added_up_first()

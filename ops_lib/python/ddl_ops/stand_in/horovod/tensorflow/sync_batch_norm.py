@@ -11,6 +11,8 @@ from ddl_ops.batch_moments import over_ranks
 from horovod.common.basics import Average, size
 from horovod.tensorflow.mpi_ops import _allreduce
 
+v1 = tf.compat.v1
+
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     """tf.keras.layers.BatchNormalization whose moments are those of all ranks' batches.
@@ -27,6 +29,14 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
             super().__init__(**options)
         else:
             super().__init__(fused=False, **options)
+
+    def add_update(self, *args: Any, **kwargs: Any) -> None:
+        """As that of Keras 2. Graphs of TensorFlow 1 have its updates in UPDATE_OPS as well."""
+        super().add_update(*args, **kwargs)
+        graph = v1.get_default_graph()
+        if not tf.executing_eagerly() and not graph.building_function:
+            known = graph.get_collection_ref(v1.GraphKeys.UPDATE_OPS)
+            known += [one for one in self.updates if one not in known]
 
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         mean, variance = super()._moments(inputs, *args, **kwargs)
