@@ -451,7 +451,18 @@ def averages_are_over_the_ranks_that_have_not_joined() -> None:
             reduced = [hvd.allreduce(slices), *hvd.grouped_allreduce([slices, slices, dense])]
             assert [tf.reduce_sum(one.values).numpy() for one in reduced[:3]] == [1.0] * 3
             assert reduced[3] == 1.0
-        hvd.join()
+        last = hvd.join()
+        assert last.dtype == tf.int32 and last.numpy() in range(SIZE)
+        given = hvd.broadcast_object(RANK, last), hvd.broadcast(RANK, last).numpy()
+        assert given == (last.numpy(),) * 2
+
+
+@check
+def a_rank_joins_when_a_function_is_run_and_not_when_it_is_traced() -> None:
+    join = tf.function(lambda: hvd.join() + 0).get_concrete_function()
+    if RANK == 0:
+        assert hvd.allreduce(3.0, op=hvd.Sum) == 3.0
+    assert join().numpy() in range(SIZE)
 
 
 @check

@@ -137,7 +137,19 @@ def moving_averages_follow_in_a_loop_of_the_scripts_own() -> None:
         assert np.isclose(session.run(layer.moving_mean), mean, atol=1e-3)
 
 
+def a_rank_joins_when_the_op_is_run() -> None:
+    with tf.Graph().as_default(), tf.Session() as session:
+        joined, reduced = hvd_tf.join(), hvd_tf.allreduce(tf.constant(2.0), op=hvd_tf.Sum)
+        if hvd.rank() == 0:
+            assert session.run(reduced) == 2.0
+        last = session.run(joined)
+        assert last.dtype == np.int32 and last in range(hvd.size())
+        # What follows knows that all have.
+        assert session.run(reduced) == 2.0 * hvd.size()
+
+
 variables_of_no_layer_and_of_optimizers_of_tf_train_are_broadcast()
 moving_averages_follow_in_a_loop_of_the_scripts_own()
+a_rank_joins_when_the_op_is_run()
 a_state_of_the_model_is_kept_and_shared()
 gradients_of_several_passes_are_added_up_first()

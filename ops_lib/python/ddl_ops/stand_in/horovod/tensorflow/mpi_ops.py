@@ -6,10 +6,13 @@ process that no launcher started is one rank alone.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from ddl_ops import autograph, collectives
 from ddl_ops.environment import PLACEMENT
@@ -320,7 +323,7 @@ def broadcast(
     if _alone():
         return tf.identity(tensor, name)
     with _scope(ignore_name_scope):
-        received = collectives.bcast(tensor, name, root_rank, _MISMATCH, group)
+        received = collectives.bcast(tensor, name, int(root_rank), _MISMATCH, group)
         return _with_gradient_times(1 / _members(process_set), received)
 
 
@@ -335,7 +338,7 @@ def broadcast_(
     variables = [tensorflow_variable(variable) for variable in variables]
     if _alone():
         return [tf.identity(variable) for variable in variables]
-    return collectives.bcast_variables(variables, name, root_rank, _MISMATCH, group)
+    return collectives.bcast_variables(variables, name, int(root_rank), _MISMATCH, group)
 
 
 def alltoall(
@@ -413,17 +416,39 @@ def _grouped_reducescatter(
         return [_with_gradient_times(float(_members(process_set)), one) for one in together]
 
 
-def join() -> int:
-    """For a rank without data: returns when all have called it, the last rank that did.
+def join() -> tf.Tensor:
+    """For a rank without data: done when all have joined; an int32 scalar, the last rank that did.
 
     Until then it contributes zeros to what the others reduce; averages are over the ranks that
-    have not joined (Horovod's are over all of them). Not for graphs.
+    have not joined (Horovod's are over all of them). In graphs it joins whenever it is run.
     """
     if _alone():
-        return 0
+        return tf.constant(0)
+    if tf.executing_eagerly():
+        return tf.constant(_join())
+    last = tf.numpy_function(_join_in_thread, [], tf.int32)
+    last.set_shape([])
+    return last
+
+
+def _join() -> int:
     last = collectives.join()
     elastic.after_join(last)
     return last
+
+
+def _join_in_thread() -> np.int32:
+    """In one with a name: those in which TensorFlow runs ops cannot be told apart by the ranks."""
+    ended: concurrent.futures.Future[int] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            ended.set_result(_join())
+        except BaseException as error:  # the op's, with SystemExit
+            ended.set_exception(error)
+
+    threading.Thread(target=run, name="hvd.join()", daemon=True).start()
+    return np.int32(ended.result())
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
