@@ -248,6 +248,9 @@ def process_sets_come_go_and_take_what_all_take() -> None:
     assert [one.process_set_id for one in sets] == list(range(1, SIZE + 1))
     mine, other = sets[RANK], sets[RANK - 1]
     assert (mine.size(), mine.rank(), mine.included(), other.included()) == (1, 0, True, False)
+    assert [hvd.ProcessSet([rank]).included() for rank in range(SIZE)] == [
+        rank == RANK for rank in range(SIZE)
+    ]
     assert hvd.allreduce(RANK + 1.0, op=hvd.Sum, process_set=mine) == RANK + 1
     assert hvd.broadcast_object(RANK, root_rank=RANK, process_set=mine) == RANK
     assert hvd.allgather_object(RANK, process_set=mine) == [RANK]
@@ -264,6 +267,7 @@ def process_sets_come_go_and_take_what_all_take() -> None:
     raised(tf.errors.InvalidArgumentError, lambda: hvd.allreduce(1.0, process_set=other))
     assert "already" in raised(ValueError, lambda: hvd.add_process_set(range(SIZE)))
     assert hvd.remove_process_set(sets[0]) and sets[0].process_set_id is None
+    assert sets[0].included() == (RANK == 0) and sets[0].size() is None
     raised(ValueError, lambda: gradient_by(hvd.ProcessSet(range(SIZE))))
     raised(ValueError, lambda: gradient_by(sets[0]))
     assert not hvd.remove_process_set(hvd.global_process_set)

@@ -43,10 +43,8 @@ class ProcessSet:
         return self.ranks.index(PLACEMENT.rank)
 
     def included(self) -> bool | None:
-        """Whether this rank is in it; None before it is added."""
-        if self.process_set_id is None or self.ranks is None:
-            return None
-        return PLACEMENT.rank in self.ranks
+        """Whether this rank is in it, or will be when it is added; None without ranks."""
+        return None if self.ranks is None else PLACEMENT.rank in self.ranks
 
     def __str__(self) -> str:
         return (
