@@ -1543,6 +1543,26 @@ def state_is_synchronised_committed_and_restored() -> None:
 
 
 @check
+def a_state_of_the_scripts_own_may_do_more_when_it_saves() -> None:
+    class Counted(hvd.elastic.TensorFlowState):
+        def __init__(self, variables, **attributes) -> None:
+            super().__init__(variables, **attributes)
+            self.saves = 0
+
+        def save(self) -> None:
+            super().save()
+            self.saves += 1
+
+    weight = tf.Variable(1.0)
+    state = Counted([weight], batch=0)
+    weight.assign(2.0)
+    state.restore()
+    assert (weight.numpy(), state.saves) == (1.0, 0)
+    state.commit()
+    assert state.saves == 1
+
+
+@check
 def states_are_committed_where_ranks_have_joined() -> None:
     preemption._forget()  # of other checks: no rank listens
     records = os.environ.pop("DDL_RECORD_DIR", "")  # this job itself does not make room

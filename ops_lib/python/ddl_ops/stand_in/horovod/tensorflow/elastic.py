@@ -31,8 +31,8 @@ class _WithVariables(ObjectState):
         super().__init__(
             functools.partial(broadcast_object, root_rank=0, session=session), rank, **kwargs
         )
-        self._saved_values: list[np.ndarray[Any, Any]] = []
-        self.save()
+        # Not by save(), which a subclass may extend, and which is not made yet.
+        self._saved_values = self._values()
 
     def _variables(self) -> list[Any]:
         raise NotImplementedError
