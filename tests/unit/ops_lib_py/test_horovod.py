@@ -108,6 +108,39 @@ def test_settings_that_have_a_counterpart_are_taken_and_others_named():
     ], done.stderr
 
 
+def test_a_timeline_that_a_script_would_start_is_no_file():
+    script = (
+        "import os; from horovod.common.settings import translate\n"
+        "print(*translate(os.environ), os.environ.get('DDL_TIMELINE'))"
+    )
+    done = ended(script, STAND_IN, HOROVOD_TIMELINE="DYNAMIC", HOROVOD_ELASTIC_TIMEOUT="30")
+    assert done.stdout == (
+        "HOROVOD_TIMELINE=DYNAMIC has no effect with ddl in Horovod's place: a timeline is of the "
+        "whole job here; set it to the name of a file. None\n"
+    ), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "taken"),
+    [
+        (["-np", "2"], "--np 2"),
+        (["-np", "2", "--min-np", "1"], "--np 2 --min-np 1 --elastic-timeout 30"),
+        (
+            ["-np", "2", "--min-np", "1", "--elastic-timeout", "7"],
+            "--np 2 --min-np 1 --elastic-timeout 7",
+        ),
+    ],
+)
+def test_horovodrun_waits_for_hosts_as_long_as_the_environment_says(words: list[str], taken: str):
+    script = (
+        f"import sys; sys.argv[1:] = {[*words, 'true']!r}\n"
+        "from horovod.runner import launch; launch._ddl_run = lambda words: print(*words)\n"
+        "launch.main(sys.argv[1:])"
+    )
+    done = ended(script, STAND_IN, HOROVOD_ELASTIC_TIMEOUT="30")
+    assert (done.stdout, done.stderr) == (f"{taken} -- true\n", "")
+
+
 @pytest.mark.parametrize(
     ("settings", "seconds"),
     [

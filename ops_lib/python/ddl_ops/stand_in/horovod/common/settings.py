@@ -19,7 +19,9 @@ _SAME = {
 _WAITS_S, _FOR_EVER_S = "3600", str(30 * 86400)
 _LEVELS = {"trace": "info", "debug": "info", "info": "info"}
 _BYTES_OF_FLOAT = 4
-# Set for every script by whoever starts ranks, or without anything to do here.
+# No file: start_timeline() would name one.
+_DYNAMIC = "DYNAMIC"
+# Set for every script by whoever starts ranks, or for that, or without anything to do here.
 _SILENT = frozenset(
     """
     HOROVOD_RANK HOROVOD_SIZE HOROVOD_LOCAL_RANK HOROVOD_LOCAL_SIZE HOROVOD_CROSS_RANK
@@ -27,6 +29,7 @@ _SILENT = frozenset(
     HOROVOD_WITH_MPI HOROVOD_WITHOUT_GLOO HOROVOD_WITHOUT_PYTORCH HOROVOD_WITHOUT_MXNET
     HOROVOD_STALL_CHECK_DISABLE
     HOROVOD_LOG_LEVEL HOROVOD_FUSION_THRESHOLD HOROVOD_ELASTIC HOROVOD_MIN_NP HOROVOD_MAX_NP
+    HOROVOD_ELASTIC_TIMEOUT
     """.split()
 )
 _WHY = {
@@ -53,9 +56,15 @@ def translate(environ: MutableMapping[str, str]) -> list[str]:
     HOROVOD_FUSION_THRESHOLD, bytes, becomes DDL_GROUP_SIZE, elements of float32; 0 is 1: each
     tensor alone. DDL_STALL_TIMEOUT is longer than by default, as nothing ends the wait in Horovod.
     """
+    said = []
     for theirs, ours in _SAME.items():
-        if environ.get(theirs, "0") not in ("", "0"):  # 0: never
-            environ.setdefault(ours, environ[theirs])
+        if (value := environ.get(theirs, "0")) == _DYNAMIC:
+            said.append(
+                f"{theirs}={value} has no effect with ddl in Horovod's place: a timeline is of the "
+                "whole job here; set it to the name of a file."
+            )
+        elif value not in ("", "0"):  # 0: never
+            environ.setdefault(ours, value)
     for_ever = environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0")
     for_ever = for_ever or environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") == "0"
     environ.setdefault("DDL_STALL_TIMEOUT", _FOR_EVER_S if for_ever else _WAITS_S)
@@ -64,7 +73,6 @@ def translate(environ: MutableMapping[str, str]) -> list[str]:
         environ.setdefault("DDL_GROUP_SIZE", str(max(elements, 1)))
     if (level := environ.get("HOROVOD_LOG_LEVEL")) is not None:
         environ.setdefault("DDL_LOG", _LEVELS.get(level.lower(), "warning"))
-    said = []
     for name in sorted(environ):
         if name.startswith("HOROVOD_") and name not in _SAME and name not in _SILENT:
             why = _WHY.get(name, "it has no counterpart")

@@ -78,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not any((options.num_proc, options.min_num_proc, options.hosts, options.hostfile)):
         parser.error("how many ranks? For example: horovodrun -np 2 python train.py")
     elastic = options.min_num_proc is not None or options.host_discovery_script is not None
+    if elastic and options.elastic_timeout is None:
+        options.elastic_timeout = os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or None
     for name in () if elastic else _ELASTIC:
         if getattr(options, name) is not None:
             idle.append(f"--{name.replace('_', '-').replace('num-proc', 'np')} without --min-np")
