@@ -1560,6 +1560,8 @@ def a_state_of_the_scripts_own_may_do_more_when_it_saves() -> None:
     assert (weight.numpy(), state.saves) == (1.0, 0)
     state.commit()
     assert state.saves == 1
+    for front_end in (horovod.keras, hvd_keras):
+        assert front_end.elastic.TensorFlowKerasState is hvd.elastic.TensorFlowKerasState
 
 
 @check

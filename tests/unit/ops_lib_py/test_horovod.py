@@ -75,6 +75,7 @@ def test_nothing_is_found_where_no_rank_is_started():
         ("mxnet", "retired"),
         ("spark.keras", "manifest or with ddl-run"),
         ("ray", "ddl-run"),
+        ("data", "tf.data"),
     ],
 )
 def test_what_is_not_there_names_the_way_across(module: str, way: str):

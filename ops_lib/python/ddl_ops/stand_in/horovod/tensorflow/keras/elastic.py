@@ -5,11 +5,12 @@ from __future__ import annotations
 from tensorflow import keras
 
 from horovod._keras.elastic import KerasState, callbacks_of
-from horovod.tensorflow.elastic import run
+from horovod.tensorflow.elastic import TensorFlowKerasState, run
 
 __all__ = [
     "CommitStateCallback",
     "KerasState",
+    "TensorFlowKerasState",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
     "run",
