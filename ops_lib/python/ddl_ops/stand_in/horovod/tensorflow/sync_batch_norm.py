@@ -30,14 +30,13 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         else:
             super().__init__(fused=False, **options)
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """As that of Keras. Graphs of TensorFlow 1 have its updates in UPDATE_OPS as well."""
-        outputs = super().call(*args, **kwargs)
+    def add_update(self, *args: Any, **kwargs: Any) -> None:
+        """As that of Keras 2. Graphs of TensorFlow 1 have its updates in UPDATE_OPS as well."""
+        super().add_update(*args, **kwargs)
         graph = v1.get_default_graph()
         if not tf.executing_eagerly() and not graph.building_function:
             known = graph.get_collection_ref(v1.GraphKeys.UPDATE_OPS)
-            known += [one for one in getattr(self, "updates", ()) if one not in known]
-        return outputs
+            known += [one for one in self.updates if one not in known]
 
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         mean, variance = super()._moments(inputs, *args, **kwargs)
