@@ -125,9 +125,10 @@ def _held_s(handle: JobHandle) -> float:
         ranks = read_records(handle)
     except LaunchError:
         return 0.0
-    # Of those that were killed nobody has noted the end.
     began = [one["started"] for one in ranks.values() if "started" in one]
-    return round(max(0.0, time.time() - min(began)), 3) if began else 0.0
+    # Of those that were killed nobody has noted the end.
+    ended = [one["ended"] for one in ranks.values() if "ended" in one] or [time.time()]
+    return round(max(0.0, max(ended) - min(began)), 3) if began else 0.0
 
 
 def _records_in(folder: Any, layout: RunLayout) -> dict[int, dict[str, Any]]:

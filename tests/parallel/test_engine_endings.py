@@ -143,13 +143,14 @@ def test_gathers_of_more_than_2_gib_and_without_memory(
         assert ended.lines_of(rank) == [f"{OK} {total}"] * 51
 
 
-def test_what_was_asked_for_before_the_start_failed_is_answered(
+def test_what_is_asked_for_before_the_ranks_are_connected_is_refused(
     driver: Path, run_command: Callable
 ) -> None:
     ended = run_command(mpirun_command(2, str(driver), "in vain"), {}, 60)
     assert ended.returncode == 0, ended.output
     assert ended.lines_of(0) == [
-        "DDL_TRANSPORT differs among the ranks. Give all of them the same value."
+        'AllReduce "early": ddl is not running. Call ddl.init (op Init) before the first '
+        "collective, and none after the shutdown."
     ]
 
 

@@ -71,7 +71,6 @@ def test_ranks_run_as_the_train_task_runs_them_in_the_callers_world(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["main.py"]
 
 
-@pytest.mark.parametrize("tf1", [True, False])
 def test_ranks_stay_on_this_host_in_an_allocation_of_several(tmp_path):
     """As in a shell of ``salloc -N2``: mpirun would start daemons on the other nodes."""
     given = {
@@ -83,6 +82,7 @@ def test_ranks_stay_on_this_host_in_an_allocation_of_several(tmp_path):
     assert (done.returncode, done.stdout.count("7")) == (0, 2), done.stderr
 
 
+@pytest.mark.parametrize("tf1", [True, False])
 def test_tensorflow_1_is_asked_for_by_an_option(tmp_path, tf1):
     script = (
         "import os, sys; print('DDL_TF1' in os.environ, sum('ddl_ops.tf1' in type(f).__module__"
