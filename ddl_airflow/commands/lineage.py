@@ -37,7 +37,13 @@ from ddl_airflow.lineage.story import (
     described_training,
     printable,
 )
-from ddl_airflow.storage.publication import PUBLICATION, marker_of, publications, results_in
+from ddl_airflow.storage.publication import (
+    PUBLICATION,
+    marker_of,
+    own_name,
+    publications,
+    results_in,
+)
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore
 
 # Trainings in one message.
@@ -251,7 +257,7 @@ def _impact(options: argparse.Namespace) -> int:
             why = f"it was trained in experiment {experiment} as well, and nobody noted after whom"
             unread.setdefault(name, why)
     _say(
-        _with_production(pointer, [one for one in known if one["publication"] in made]),
+        _with_production(store, pointer, [one for one in known if one["publication"] in made]),
         options.json,
     )
     if not made and not unread:  # nor is it known that there is such data
@@ -340,7 +346,7 @@ def _list(options: argparse.Namespace) -> int:
         and _begins(options.data, one["dataset"]["fingerprint"])
         and all(condition(one) for condition in options.where)
     ]
-    shown = _with_production(pointer, found)
+    shown = _with_production(store, pointer, found)
     if options.production:
         shown = [one for one in shown if one["production"]]
     _say(shown[: options.limit or None], options.json)
@@ -443,15 +449,18 @@ def _say_progress(done: int, of: int) -> None:
         print(f"reading records: {done} of {of}", end=end, file=sys.stderr)
 
 
-def _with_production(pointer: ReadPointer, found: Sequence[Summary]) -> list[Summary]:
-    def publication(dag_id: str) -> str | None:
+def _with_production(
+    store: ObjectStore, pointer: ReadPointer, found: Sequence[Summary]
+) -> list[Summary]:
+    def serving_of(dag_id: str) -> set[str]:
         said = pointer(dag_id, PRODUCTION)
-        return str(said["publication"]) if said else None
+        # An earlier version of ours may have named a link, and an index of then knows it so.
+        return {said["publication"], own_name(store, said["publication"])} if said else set()
 
     dag_ids = sorted({one["dag_id"] for one in found})
     with ThreadPoolExecutor(_READERS) as pool:
-        serving = dict(zip(dag_ids, pool.map(publication, dag_ids), strict=True))
-    return [one | {"production": serving[one["dag_id"]] == one["publication"]} for one in found]
+        serving = dict(zip(dag_ids, pool.map(serving_of, dag_ids), strict=True))
+    return [one | {"production": one["publication"] in serving[one["dag_id"]]} for one in found]
 
 
 def _say(found: Sequence[Summary], as_json: bool) -> None:
@@ -467,10 +476,13 @@ def _in_production(store: ObjectStore, record: Mapping[str, Any]) -> bool | None
     """Whether production names the publication; None if nobody knows."""
     results, publication = place_in_results(store.uri)
     try:
-        pointer = read_pointer(open_place(results), record["run"]["dag_id"], PRODUCTION)
+        place = open_place(results)
+        pointer = read_pointer(place, record["run"]["dag_id"], PRODUCTION)
     except (DdlError, LookupError, TypeError):  # a copy of it, beside which there is nothing
         return None
-    return None if pointer is None else pointer["publication"] == publication
+    if pointer is None:
+        return None
+    return own_name(place, pointer["publication"]) == own_name(place, publication)
 
 
 def read_record(store: ObjectStore) -> dict[str, Any]:

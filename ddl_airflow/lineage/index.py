@@ -395,7 +395,10 @@ def _misses_named(store: ObjectStore, known: Mapping[str, Summary], pointer: Rea
             said = pointer(*asked)
             if said is not None:
                 name = own_name(store, said["publication"])
-                if name not in known and said["publication"] not in known:
+                # What is at no place of a publication would not be found.
+                if {name, said["publication"]}.isdisjoint(known) and _MARKER.fullmatch(
+                    f"{name}/{SUCCESS}"
+                ):
                     return _of_record(store, name, 0.0) is not None
         return False
 
@@ -418,7 +421,11 @@ def _missed(
     """
     trainings = {publication.partition("/")[0] for publication in known}
     unknown = [
-        name for name in names if name not in trainings and re.fullmatch(OWN_EXPERIMENT, name)
+        name
+        for name in names
+        if name not in trainings
+        and re.fullmatch(OWN_EXPERIMENT, name)
+        and own_name(store, name) == name
     ]
 
     def look(training_id: str) -> list[Summary | None]:

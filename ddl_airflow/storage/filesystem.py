@@ -40,6 +40,7 @@ from ddl_airflow.core.errors import (
 )
 from ddl_airflow.core.selection import ALL, Selection
 from ddl_airflow.storage.fingerprint import Digest, Parts
+from ddl_airflow.storage.links import Names
 from ddl_airflow.storage.store import (
     CHUNK,
     PART_PREFIX,
@@ -395,6 +396,7 @@ class FolderStore:
         self._within = [self.path.resolve()] if within is not None and not within else within
         self._selection = ALL
         self._passed_over: frozenset[Path] = frozenset()
+        self._names: Names | None = None
         self._told_of_links: Callable[[Path, Path], object] | None = None
         self.uri = self._root.as_uri()
 
@@ -442,26 +444,28 @@ class FolderStore:
         store._passed_over = frozenset(self._root / name for name in folders)
         return store
 
-    def once(self, told: Callable[[Path, Path], object]) -> Self:
-        """The same files, each listed under one name: none is reached by a link to a folder that is
-        in here, too.
+    def once(self, place: re.Pattern[str], told: Callable[[Path, Path], object]) -> Self:
+        """The same files, of which what is at certain places is listed under one name.
+
+        A link to a folder in here is passed over, unless nothing else gives what is there a place.
 
         Args:
-            told: is called with each such link, and where it leads, also if nothing is there.
+            place: of keys, what ``Names`` has.
+            told: is called with each link that is passed over, and where it leads, also if nothing
+                is there.
         """
         store = copy.copy(self)
-        store._told_of_links = told
+        store._names, store._told_of_links = Names(self._root, place), told
         return store
 
-    def own_key(self, key: str) -> str:
-        """The key under which ``once`` lists what has this one; the same, if no link in here leads
-        there.
-        """
+    def own_key(self, key: str, place: re.Pattern[str]) -> str:
+        """The key under which ``once`` lists what has this one; the same, if it has no other."""
+        names = Names(self._root, place)
         with suppress(StagingError):  # it may be a person's, or a damaged file's
             # Not ``Path.resolve``, which refuses links in a circle.
-            real, root = Path(os.path.realpath(self._path(key))), self._root.resolve()
-            if real.is_relative_to(root):
-                return real.relative_to(root).as_posix()
+            real = Path(os.path.realpath(self._path(key)))
+            if names.holds(real):
+                return names.of(real) or key
         return key
 
     def last_change(self, key: str) -> float:
@@ -542,12 +546,15 @@ class FolderStore:
 
     def _is_another_name(self, path: Path) -> bool:
         """Of a folder that is in here, or was."""
-        if self._told_of_links is None or not path.is_symlink():
+        if self._names is None or not path.is_symlink():
             return False
         real = Path(os.path.realpath(path))
-        if not real.is_relative_to(self.path.resolve()):
+        if not self._names.holds(real):
             return False
-        self._told_of_links(path, real)
+        if path.is_dir() and self._names.of(real) == path.relative_to(self._root).as_posix():
+            return False
+        if self._told_of_links is not None:
+            self._told_of_links(path, real)
         return True
 
     def _is_left_out(self, path: Path, error: Exception) -> bool:

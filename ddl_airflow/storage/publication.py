@@ -38,6 +38,7 @@ from ddl_airflow.storage.store import (
 from ddl_airflow.storage.transfer import Meter, Progress, for_each
 
 PUBLICATION = r"(?P<content>[0-9a-f]{16})-[0-9a-f]{8}"  # its name, as ``publish`` makes it
+_PLACE = re.compile(rf"[^/]+(?:/{PUBLICATION})?")  # of trainings and publications in results
 _MOST_UNANSWERED = 2  # deletions, until nothing more is tried to be taken back
 _MOST_NAMED = 5
 
@@ -210,7 +211,8 @@ def results_in(store: ObjectStore) -> list[StoredObject]:
     """All objects of a place of results, each under one name.
 
     A link to a folder that is there as well is passed over, with a warning: what a person links to
-    as ``current`` is no second publication, and may not be removed as one.
+    as ``current`` is no second publication, and may not be removed as one. A training in a deeper
+    folder, such as ``archive``, counts by one link to it.
 
     A folder beside the trainings that may not be read is passed over, with a warning: at the top of
     a disk ``lost+found`` is root's alone. One of a training, or of a DAG's pointers, is not.
@@ -219,7 +221,7 @@ def results_in(store: ObjectStore) -> list[StoredObject]:
         StagingError: as ``ObjectStore.list``.
     """
     if isinstance(store, FolderStore):
-        store = store.once(_warn_of_link)
+        store = store.once(_PLACE, _warn_of_link)
     try:
         return store.list()
     except AccessDenied:
@@ -254,14 +256,16 @@ def _warn_of_private(place: str) -> None:
 @cache
 def _warn_of_link(link: Path, folder: Path) -> None:
     _log.warning(
-        "%s is passed over: it is a link to %s, and what is there counts by that name alone",
+        "%s is passed over: it is a link to %s, and what is there counts by one name alone",
         *(link, folder),
     )
 
 
 def own_name(store: ObjectStore, publication: str) -> str:
     """By which ``results_in`` lists a publication that somebody may have named by a link."""
-    return store.own_key(publication) if isinstance(store, FolderStore) else publication
+    if not isinstance(store, FolderStore):
+        return publication
+    return store.own_key(publication, _PLACE)
 
 
 def publications(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections.abc import Iterator, Mapping
@@ -57,7 +58,7 @@ _INVALID = {
     "301",
 }
 
-
+_log = logging.getLogger(__name__)
 _MOST_SAID = 200  # characters of an error
 _STYLES = ("path", "virtual", "auto")
 # What may be asked of objects that are stored: names of boto3's parameters, which the amazon
@@ -76,13 +77,9 @@ PUT_ARGUMENTS = (
     "StorageClass",
     "Tagging",
 )
-# Where the amazon provider finds keys besides login and password; and a token, that needs both.
-_KEYS_IN_EXTRA = (
-    "aws_access_key_id",
-    "aws_secret_access_key",
-    "session_kwargs",
-    "aws_session_token",
-)
+_PROFILE = "profile_name"
+# By what the amazon provider finds keys where there is no login; and a token, that needs both.
+_WHO_ASKS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token", _PROFILE)
 _PUTS = ("PutObject", "CreateMultipartUpload", "CopyObject")
 
 
@@ -270,8 +267,9 @@ def client_by_connection(connection: AirflowConnection) -> Any:
     """A boto3 S3 client by a connection of type ``ddlstore`` or ``aws``.
 
     Contacts nobody. The extra may have region_name, ca_bundle or verify, aws_session_token, what
-    ``s3_settings`` reads and, of type ``aws``, endpoint_url. One of type ``aws`` without keys has
-    those that every AWS tool finds, and without an endpoint theirs.
+    ``s3_settings`` reads and, of type ``aws``, endpoint_url, and region_name in session_kwargs. One
+    of type ``aws`` without keys has those that every AWS tool finds, and without an endpoint
+    theirs; its host is passed over.
 
     Raises:
         ConnectionInvalid: a key is missing, the endpoint is none, keys are to be found in a way
@@ -279,24 +277,37 @@ def client_by_connection(connection: AirflowConnection) -> Any:
     """
     name, extra = connection.conn_id, connection.extra
     _check_who_asks(connection)
-    endpoint = connection.host or _of_s3(extra).get("endpoint_url") or None
-    if connection.host and connection.port:
-        endpoint = f"{connection.host}:{connection.port}"
+    endpoint = _of_s3(extra).get("endpoint_url") or None
     if connection.login or connection.password or connection.conn_type != "aws":
         if not (connection.login and connection.password):
             missing = "secret access key" if connection.login else "access key ID"
             raise ConnectionInvalid(f"connection {name!r} has no {missing}. Enter it.")
-    elif endpoint is None:
-        endpoint = os.environ.get("AWS_ENDPOINT_URL") or None
+        if connection.host:
+            port = f":{connection.port}" if connection.port else ""
+            endpoint = f"{connection.host}{port}"
+    else:
+        if connection.host:  # which may hold a password: not shown
+            _log.warning(
+                "connection %r: its host is passed over, as by the amazon provider. Write it as "
+                "endpoint_url into the extra, or take it out",
+                name,
+            )
+        endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL") or None
     return s3_client(
         endpoint,
         connection.login or None,
         connection.password or None,
-        extra.get("region_name") or None,
+        extra.get("region_name") or _session_kwargs(extra).get("region_name") or None,
         extra.get("ca_bundle") or (None if extra.get("verify") == "" else extra.get("verify")),
         settings=s3_settings(extra),
         session_token=connection.text("aws_session_token") or None,
     )
+
+
+def _session_kwargs(extra: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Where earlier versions of the amazon provider had what it has in the extra itself."""
+    given = extra.get("session_kwargs")
+    return given if isinstance(given, Mapping) else {}
 
 
 def _check_who_asks(connection: AirflowConnection) -> None:
@@ -307,17 +318,20 @@ def _check_who_asks(connection: AirflowConnection) -> None:
             f"connection {name!r} takes the role {role}, which only Airflow does, by its amazon "
             "provider. Give one with the role's own keys; or run it in Airflow."
         )
-    if connection.conn_type != "aws":
+    if connection.conn_type != "aws" or connection.login:  # which go before all else
         return
-    if extra.get("profile_name"):
+    given = [one for one in _WHO_ASKS if extra.get(one)]
+    session = _session_kwargs(extra)
+    given += [f"session_kwargs.{one}" for one in _WHO_ASKS if session.get(one)]
+    if keys := [one for one in given if not one.endswith(_PROFILE)]:
         raise ConnectionInvalid(
-            f"connection {name!r}: profile_name is read only by Airflow's amazon provider. Set "
-            "AWS_PROFILE, and take it out of the extra; or run it in Airflow."
-        )
-    if not connection.login and (given := [one for one in _KEYS_IN_EXTRA if extra.get(one)]):
-        raise ConnectionInvalid(
-            f"connection {name!r}: keys in the extra are not read: {', '.join(given)}. Enter keys "
+            f"connection {name!r}: keys in the extra are not read: {', '.join(keys)}. Enter keys "
             "as login and password, with aws_session_token in the extra if they have one."
+        )
+    if given:
+        raise ConnectionInvalid(
+            f"connection {name!r}: {given[0]} is not read without Airflow. Set AWS_PROFILE, and "
+            "take it out of the extra; or enter the profile's keys as login and password."
         )
 
 

@@ -422,6 +422,29 @@ def test_data_in_folders_are_found_by_any_name_of_theirs(ask, training, tmp_path
         assert (code, {one["training_id"] for one in json.loads(out)}) == (0, trainings), data
 
 
+@pytest.mark.parametrize("deep", [False, True])
+def test_what_production_names_by_a_link_is_in_production(ask, training, results, deep):
+    """As `promote --to current` of an earlier version has written it."""
+    place = training(1, serves=True)
+    name = place.partition("/")[0]
+    folder = results.path / name
+    if deep:  # a person has moved it, and left a link where it was
+        (results.path / "archive").mkdir()
+        folder = folder.rename(results.path / "archive" / name)
+        (results.path / name).symlink_to(folder)
+    (results.path / "current").symlink_to(folder)
+    pointer = results.path / "digits" / "production.json"
+    pointer.write_text(pointer.read_text().replace(f"{name}/", "current/"))
+    for words in (("list", "--production"), ("impact", "s3://bucket/digits")):
+        code, out, err = ask(words[0], "--json", *words[1:], results.path, "--rebuild")
+        assert code == 0
+        found = [(one["publication"], one["production"]) for one in json.loads(out)]
+        assert found == [(place, True)]
+    if not deep:
+        _, out, _ = ask("show", results.path / place)
+        assert "model, 1 file, 0.0 MiB, in production" in out
+
+
 def test_data_reached_by_a_link_are_found_by_the_folder_that_it_led_to(ask, training, tmp_path):
     """`data/current` is another folder by the time somebody asks what `data/v1` made."""
     old, new, link = (tmp_path / "data" / name for name in ("v1", "v2", "current"))

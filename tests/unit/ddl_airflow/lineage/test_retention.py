@@ -183,6 +183,91 @@ def test_what_a_link_names_a_second_time_is_one_publication(published, store, ca
     assert lost(store).gone == {}
 
 
+def archived(store, place):
+    """Moves a publication's training to `archive`, and leaves a link to it."""
+    training = place.partition("/")[0]
+    (store.path / "archive").mkdir(exist_ok=True)
+    (store.path / training).rename(store.path / "archive" / training)
+    (store.path / training).symlink_to(f"archive/{training}")
+
+
+def test_a_training_in_a_deeper_folder_counts_by_the_link_to_it(published, store):
+    """A person has moved it, and left a link where it was."""
+    names = [published(number, keep=1) for number in range(4)]
+    archived(store, names[0])
+    archived(store, names[1])
+    for target in (names[0], names[0].partition("/")[0]):
+        assert promote(store, "digits", target)["publication"] == names[0]
+    known = [one["publication"] for one in read_index(store, rebuild=True)]
+    assert sorted(known) == names
+    assert lost(store, dag_ids=["digits"]).gone == {}
+    for days in (0, 7):
+        assert sorted(clean(store, days=days)) == [names[1], names[2]]
+    assert missing_from(store.at(names[0])) == []
+    assert not (store.path / "archive" / names[1]).exists()
+    assert clean(store, days=9) == [], "a link is left that leads nowhere"
+
+
+def test_a_link_that_is_called_as_a_training_is_no_second_one(published, store):
+    place = published(1)
+    read_index(store, rebuild=True)
+    (store.path / f"digits-{'0' * 32}").symlink_to("digits-1")
+    assert [one["publication"] for one in read_index(store)] == [place]
+
+
+@pytest.mark.parametrize("other", ["alias", "zeta", "by-name"])
+def test_of_several_links_to_a_deeper_folder_one_counts(published, store, other):
+    names = [published(number, keep=1) for number in range(3)]
+    archived(store, names[0])
+    training, _, name = names[0].partition("/")
+    if other == "by-name":
+        (store.path / other).mkdir()
+        (store.path / other / name).symlink_to(f"../{training}/{name}")
+    else:
+        (store.path / other).symlink_to(training)
+    assert promote(store, "digits", f"{other}/{name}")["publication"] == names[0]
+    assert sorted(one["publication"] for one in read_index(store, rebuild=True)) == names
+    # As an earlier version of ours has named it.
+    key = "digits/production.json"
+    pointer = store.read_bytes(key).decode()
+    store.put_bytes(key, pointer.replace(f"{training}/", f"{other}/").encode())
+    for days in (0, 7):
+        assert clean(store, days=days) == [names[1]]
+    assert missing_from(store.at(names[0])) == []
+
+
+def test_of_links_by_other_names_the_first_counts(published, store):
+    names = [published(number, keep=3) for number in range(2)]
+    training, _, name = names[0].partition("/")
+    archived(store, names[0])
+    (store.path / training).unlink()
+    deep = f"archive/{training}"
+    for link in ("b", "a", "c"):
+        (store.path / link).symlink_to(deep)
+    (store.path / "0-by-name").mkdir()
+    (store.path / "0-by-name" / name).symlink_to(f"../{deep}/{name}")
+    known = [one["publication"] for one in read_index(store, rebuild=True)]
+    assert sorted(known) == [f"a/{name}", names[1]]
+    for link in ("a", "b", "0-by-name"):
+        assert promote(store, "digits", f"{link}/{name}")["publication"] == f"a/{name}"
+
+
+def test_a_pointer_to_what_no_listing_has_does_not_make_the_index_anew(
+    published, store, monkeypatch
+):
+    serves = published(1)
+    training, _, name = serves.partition("/")
+    key = "digits/latest.json"
+    store.put_bytes(key, store.read_bytes(key).replace(name.encode(), b"by-hand"))
+    (store.path / training / "by-hand").mkdir()
+    for file in ("lineage.json", "_SUCCESS"):
+        shutil.copy(store.path / serves / file, store.path / training / "by-hand" / file)
+    read_index(store, rebuild=True)
+    read = []
+    read_index(store, progress=lambda *numbers: read.append(numbers))
+    assert read == []
+
+
 def test_what_production_names_by_a_link_stays(published, store):
     names = [published(number, keep=1) for number in range(3)]
     (store.path / "current").symlink_to("digits-0")

@@ -231,14 +231,48 @@ def test_a_connections_session_token_goes_with_its_keys(keys_of_this_host):
         ("profile_name", "Set AWS_PROFILE"),
         ("aws_access_key_id", "Enter keys as login and password"),
         ("aws_secret_access_key", "Enter keys as login and password"),
-        ("session_kwargs", "Enter keys as login and password"),
         ("aws_session_token", "Enter keys as login and password"),
     ],
 )
 def test_what_says_in_an_extra_who_asks_is_not_left_out_silently(keys_of_this_host, name, fix):
-    with pytest.raises(ConnectionInvalid, match=f"connection 'my_s3': .*{name}.*{fix}") as refused:
-        by_aws({name: "planted"})
-    assert "planted" not in str(refused.value)
+    for extra, said in (
+        ({name: "planted"}, name),
+        ({"session_kwargs": {name: "planted", "region_name": "eu-de"}}, f"session_kwargs.{name}"),
+    ):
+        with pytest.raises(
+            ConnectionInvalid, match=rf"connection 'my_s3': .*\b{said}\b.*{fix}"
+        ) as refused:
+            by_aws(extra)
+        assert "planted" not in str(refused.value)
+        assert ("Enter keys" in str(refused.value)) == ("keys" in fix)
+
+
+def test_session_kwargs_without_keys_are_no_reason_to_refuse(keys_of_this_host):
+    extra = {"session_kwargs": {"region_name": "eu-de"}}
+    store, signs_with = by_aws(extra)
+    assert signs_with == ("AKIDOFTHISHOST", "secretOfThisHost", None)
+    assert store._client.meta.region_name == "eu-de"
+    assert by_aws(extra | {"region_name": "eu-nl"})[0]._client.meta.region_name == "eu-nl"
+    assert by_aws({"session_kwargs": "{}"})[1] == signs_with
+
+
+def test_login_and_password_go_before_a_profile(keys_of_this_host):
+    """As the amazon provider has it."""
+    for extra in ({"profile_name": "a"}, {"session_kwargs": {"profile_name": "a"}}):
+        _, signs_with = by_aws(extra, login="AKID", password="secret")
+        assert signs_with == ("AKID", "secret", None)
+
+
+def test_the_host_of_an_aws_connection_without_keys_is_passed_over(keys_of_this_host, caplog):
+    """As the amazon provider does with each host."""
+    for host in ("s3.eu-west-1.amazonaws.com", "https://planted@minio.example.com"):
+        store, signs_with = by_aws({"region_name": "eu-west-1"}, host=host, port=9000)
+        assert signs_with == ("AKIDOFTHISHOST", "secretOfThisHost", None)
+        assert store._client.meta.endpoint_url == "https://s3.eu-west-1.amazonaws.com"
+        endpoint = {"endpoint_url": "http://localhost:1"}
+        assert by_aws(endpoint, host=host)[0].endpoint == "http://localhost:1"
+    assert "connection 'my_s3': its host is passed over" in caplog.text
+    assert "Write it as endpoint_url" in caplog.text and "planted" not in caplog.text
 
 
 @pytest.mark.parametrize(
