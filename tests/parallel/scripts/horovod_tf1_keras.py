@@ -148,7 +148,31 @@ def a_rank_joins_when_the_op_is_run() -> None:
         assert session.run(reduced) == 2.0 * hvd.size()
 
 
+def variables_that_are_not_alike_on_all_ranks_stay_as_they_are() -> None:
+    tf.train.get_or_create_global_step()  # which nobody initialises
+    beside = tf.Variable(hvd.rank() + 1.0, name="beside")
+    K.get_session().run(beside.initializer)
+    if hvd.rank() == 0:  # to evaluate; its names are those of the others' next model
+        keras.models.Sequential([keras.layers.Dense(1, input_shape=(3,))]).predict(x)
+    for wrapped in (False, True):
+        own = keras.models.Sequential([keras.layers.Dense(1, input_shape=(3,))])
+        optimizer = keras.optimizers.Adam(0.1)
+        if wrapped:
+            optimizer = hvd_tf.DistributedOptimizer(tf.train.AdamOptimizer(0.1))
+        own.compile(loss="mse", optimizer=optimizer)
+        own.set_weights([one + hvd.rank() for one in own.get_weights()])
+        broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        own.fit(x[:8], x[:8].sum(1), batch_size=8, verbose=0, callbacks=[broadcast])
+        variables = [*own.weights, *optimizer.variables()]
+        assert len(variables) > 4
+        flat = tf.concat([tf.reshape(tf.cast(one, tf.float32), [-1]) for one in variables], 0)
+        of_all = K.get_session().run(hvd_tf.allgather(flat, name=f"alike_{wrapped}"))
+        assert np.array_equal(*np.split(of_all, 2)), of_all
+    assert K.get_session().run(beside) == 1.0
+
+
 variables_of_no_layer_and_of_optimizers_of_tf_train_are_broadcast()
+variables_that_are_not_alike_on_all_ranks_stay_as_they_are()
 moving_averages_follow_in_a_loop_of_the_scripts_own()
 a_rank_joins_when_the_op_is_run()
 a_state_of_the_model_is_kept_and_shared()
