@@ -4,12 +4,17 @@ Each rank makes weights of its own and says what they are after a broadcast, and
 that begins with others.
 """
 
+import os
+import shutil
+import tempfile
+
 import horovod.keras as hvd
 import horovod.tensorflow as hvd_tf
 import horovod.tensorflow.keras as hvd_keras
 import keras
 import numpy as np
 import tensorflow as tf
+from horovod.common import elastic
 from keras import backend as K
 from speech import say
 
@@ -171,7 +176,38 @@ def variables_that_are_not_alike_on_all_ranks_stay_as_they_are() -> None:
     assert K.get_session().run(beside) == 1.0
 
 
+def a_state_with_an_optimizer_of_tf_train_goes_on() -> None:
+    os.environ["CHECKPOINT_DIR"] = hvd_tf.broadcast_object(tempfile.mkdtemp(), 0, K.get_session())
+    found = []
+    for again in (False, True):
+        elastic._Script.states = 0  # another start of the job
+        elastic._Script.times.clear()
+        own = keras.models.Sequential([keras.layers.Dense(1, input_shape=(3,))])
+        optimizer = hvd_tf.DistributedOptimizer(tf.train.AdamOptimizer(0.1))
+        own.compile(loss="mse", optimizer=optimizer)
+        state = hvd_tf.elastic.TensorFlowKerasState(own, batch=0)
+
+        @hvd_tf.elastic.run
+        def train(state, again=again, own=own):
+            assert state.batch == again
+            if not again:
+                own.fit(x[:8], x[:8].sum(1), batch_size=8, verbose=0)
+                state.batch = 1
+                state.commit()
+
+        train(state)
+        variables = state._variables()  # those of the optimizer have other names
+        assert len(variables) == 9, variables
+        found.append(K.get_session().run(variables))
+        own.fit(x[:8], x[:8].sum(1), batch_size=8, verbose=0)  # by those variables
+        assert len(optimizer.variables()) == 6
+    if hvd.rank() == 0:  # whose state it is
+        assert all(map(np.array_equal, *found)), found
+    shutil.rmtree(os.environ.pop("CHECKPOINT_DIR"), ignore_errors=True)
+
+
 variables_of_no_layer_and_of_optimizers_of_tf_train_are_broadcast()
+a_state_with_an_optimizer_of_tf_train_goes_on()
 variables_that_are_not_alike_on_all_ranks_stay_as_they_are()
 moving_averages_follow_in_a_loop_of_the_scripts_own()
 a_rank_joins_when_the_op_is_run()
