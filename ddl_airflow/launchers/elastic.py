@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shutil
 import signal
 import socket
@@ -22,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddl_airflow.core.checkpoint_names import CHECKPOINT, EVENTS, LEFT_OUT
 from ddl_airflow.core.errors import SettingInvalid, SubmitFailed
 from ddl_airflow.core.hosts import Host, parse_host
 from ddl_airflow.core.layout import make_workspace
@@ -33,9 +35,9 @@ _NOT_STARTED = (126, 127)
 _MISUSED = 2
 # Known to horovod.common.commit_lock of ddl-ops, too.
 _LOCK = ".horovod-lock"
-# How names of files end that are there when a training has got further: commits, and checkpoints of
-# Keras and TensorFlow. Not of others: each start may write a log.
-_PROGRESS = (".commit", ".keras", ".h5", ".index")
+_COMMIT = ".commit"
+# Each start may write such ones, also if it gets no further.
+_LOG = re.compile(rf"{re.escape(EVENTS)}.*|.*\.(?:log|txt|csv|jsonl?)")
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 # A job that was ended may take a moment to be gone.
 _LOCK_S = 5.0
@@ -271,13 +273,24 @@ class Commits:
         self.done = False
 
     def state(self) -> set[tuple[str, int]]:
-        """Changes whenever something is committed, or a checkpoint saved."""
+        """Changes whenever something is committed, or a checkpoint saved: a file, or a folder."""
         found = set()
-        for path in self.folder.iterdir():
-            with suppress(FileNotFoundError):  # an older one, which is removed just now
-                if path.suffix in _PROGRESS and not path.name.startswith("."):
-                    found.add((path.name, path.stat().st_mtime_ns))
+        for place, _, names in os.walk(self.folder):
+            for name in names:
+                path = Path(place, name)
+                with suppress(OSError):  # an older one, which is removed just now
+                    if _is_progress(path.relative_to(self.folder).as_posix()):
+                        found.add((str(path), path.stat().st_mtime_ns))
         return found
+
+
+def _is_progress(key: str) -> bool:
+    """Whether a file in a folder of commits is a commit, or may be one of a checkpoint's."""
+    folder, _, name = key.rpartition("/")
+    if LEFT_OUT.fullmatch(key) or _LOG.fullmatch(name):
+        return False
+    # In a folder files may have any names: some libraries save a checkpoint as one.
+    return bool(folder) or name.endswith(_COMMIT) or CHECKPOINT.fullmatch(name) is not None
 
 
 @contextmanager

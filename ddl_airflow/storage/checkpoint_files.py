@@ -17,22 +17,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from ddl_airflow.core.beneath import open_beneath
+from ddl_airflow.core.checkpoint_names import CHECKPOINT, EVENTS, LEFT_OUT
 from ddl_airflow.core.errors import FileRefused
 from ddl_airflow.storage.filesystem import paths_below
 
 # Suffixes of files that stand for a checkpoint: ddl_ops.resume reads these, and moves damaged ones.
 READ_AGAIN = (".index", ".keras", ".h5", ".hdf5")
-# Files of checkpoints: of TensorFlow's, ``checkpoint`` is the last that is written.
-_CHECKPOINT = re.compile(
-    r"(?:.*/)?(?:checkpoint|.*\.(?:index|meta|keras|h5|hdf5|npz|ckpt)|.*\.data-\d+-of-\d+)"
-)
 _IN_CHECKPOINTS = "checkpoints/"  # CHECKPOINT_DIR, whatever is in it
 _HDF5 = b"\x89HDF\r\n\x1a\n"
-_EVENTS = "events.out.tfevents"  # which grow
-# Half-written, by TensorFlow and by ours; and what no object can be called.
-_LEFT_OUT = re.compile(
-    r"(?:.*/)?(?:\..*|.*\.tempstate\d*|.*_temp/.*)|.*[\0-\x1f\x7f\ud800-\udfff].*"
-)
 # Beside what was damaged in RESULT_DIR: that of EXPERIMENT_DIR, and newer ones that gave way.
 _NOT_DAMAGED_HERE = re.compile(r"(?:experiment|result-\d+)/")
 
@@ -49,9 +41,9 @@ class Found:
 
 def is_checkpoint(key: str) -> bool:
     """Whether a file below RESULT_DIR may be one of a checkpoint's."""
-    if key.rpartition("/")[2].startswith(_EVENTS):
+    if key.rpartition("/")[2].startswith(EVENTS):
         return False
-    return key.startswith(_IN_CHECKPOINTS) or _CHECKPOINT.fullmatch(key) is not None
+    return key.startswith(_IN_CHECKPOINTS) or CHECKPOINT.fullmatch(key) is not None
 
 
 def found_in(folder: Path, root: Path) -> dict[str, Found]:
@@ -63,7 +55,7 @@ def found_in(folder: Path, root: Path) -> dict[str, Found]:
     found = {}
     for path in paths_below(folder) if folder.is_dir() else ():
         key = path.relative_to(folder).as_posix()
-        if _LEFT_OUT.fullmatch(key):
+        if LEFT_OUT.fullmatch(key):
             continue
         try:
             now = _looked_at(path, root, key)
@@ -84,7 +76,7 @@ def _looked_at(path: Path, root: Path, key: str) -> os.stat_result:
         descriptor = open_beneath(path, root)
     except PermissionError:
         now = os.lstat(path)
-        if stat.S_ISDIR(now.st_mode) or _CHECKPOINT.fullmatch(key):
+        if stat.S_ISDIR(now.st_mode) or CHECKPOINT.fullmatch(key):
             return now
         raise
     try:

@@ -61,8 +61,20 @@ def test_an_optimizer_of_some_weights_or_in_another_order_goes_on(
     )
     assert done.returncode == 0, done.output
     unfit = "hvd.elastic: the optimizer trains variables that are no weights of the state's model"
-    # When it is committed, and when it is to be gone on from.
-    assert done.output.count(unfit) == 2, done.output
+    # When it is committed, and when it is to be gone on from; where that is done, in both starts.
+    assert done.output.count(unfit) == 4, done.output
+    assert done.output.count("No later start will go on from what is committed.") == 1
+    without = "The next start goes on without the values of those variables."
+    assert done.output.count(without) == 2, done.output
+
+
+def test_a_state_goes_on_where_rank_0_alone_has_its_optimizers_variables(run_ranks, tmp_path: Path):
+    done = run_ranks(
+        *("elastic.py", 2, "ahead", str(tmp_path)),
+        CHECKPOINT_DIR=str(tmp_path),
+        PYTHONPATH=HOROVOD_PATHS,
+    )
+    assert done.returncode == 0 and done.output.count("gone on\n") == 2, done.output
 
 
 def numbers(folder: Path) -> dict[str, list[int]]:

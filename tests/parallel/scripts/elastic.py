@@ -1,9 +1,9 @@
 """A script for Horovod with elastic states, which is lost, asked to end, and started again.
 
 Arguments: WAY FOLDER. WAY is `phases`: a loop of its own with one state, then fit() with another;
-`session`: a state of TensorFlow 1, alone; or `optimizers`: of other variables than all weights in
-their order, alone. Rank 0 appends each step that it has done to
-FOLDER/steps. What is to happen is at the places that call `once`.
+`session`: a state of TensorFlow 1, alone; `optimizers`: of other variables than all weights in
+their order, alone; or `ahead`: where rank 0 alone has an optimizer with variables. Rank 0 appends
+each step that it has done to FOLDER/steps. What is to happen is at the places that call `once`.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def optimizers() -> None:
     keras = tf.keras  # Keras 3, or 2
     hvd.init()
 
-    def trained(kind, chosen, folder: str, batches: int) -> list[np.ndarray]:
+    def trained(kind, chosen, folder: str, batches: int, built=False) -> list[np.ndarray]:
         """As in a process of its own."""
         os.environ["CHECKPOINT_DIR"] = str(FOLDER / folder)
         elastic._Script.states = 0
@@ -181,6 +181,8 @@ def optimizers() -> None:
         layers = [keras.layers.Dense(3, use_bias=False) for _ in range(2)]
         model, optimizer = keras.Sequential([keras.Input((3,)), *layers]), kind(0.1)
         variables = chosen(model)
+        if built:
+            optimizer.build(variables)
         state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0)
 
         @hvd.elastic.run
@@ -224,6 +226,40 @@ def optimizers() -> None:
         trained(kinds[0], beside, "beside", 2)
     except ValueError as error:
         print(error, flush=True)
+    trained(kinds[0], beside, "built", 1, built=True)
+    trained(kinds[0], beside, "built", 2, built=True)
 
 
-{"phases": phases, "session": session, "optimizers": optimizers}[WAY]()
+def ahead() -> None:
+    import horovod.tensorflow as hvd
+    import keras
+    import tensorflow as tf
+    from horovod.common import elastic
+
+    hvd.init()
+    for again in (False, True):
+        elastic._Script.states = 0  # another start of the job
+        elastic._Script.times.clear()
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.Adam(0.1)
+        if again and hvd.rank() == 0:  # as one that is loaded
+            optimizer.build(model.trainable_variables)
+        state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0)
+
+        @hvd.elastic.run
+        def train(state, again=again, model=model, optimizer=optimizer) -> None:
+            if again:
+                momenta = [one.numpy().ravel() for one in optimizer.variables[2:]]
+                first, second = np.split(hvd.allgather(tf.concat(momenta, 0)).numpy(), 2)
+                assert state.batch == 1 and first.any() and np.array_equal(first, second)
+                print("gone on", flush=True)
+                return
+            gradients = [tf.ones_like(one.value) for one in model.trainable_variables]
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            state.batch = 1
+            state.commit()
+
+        train(state)
+
+
+{"phases": phases, "session": session, "optimizers": optimizers, "ahead": ahead}[WAY]()

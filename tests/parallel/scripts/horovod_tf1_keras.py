@@ -4,12 +4,17 @@ Each rank makes weights of its own and says what they are after a broadcast, and
 that begins with others.
 """
 
+import os
+import shutil
+import tempfile
+
 import horovod.keras as hvd
 import horovod.tensorflow as hvd_tf
 import horovod.tensorflow.keras as hvd_keras
 import keras
 import numpy as np
 import tensorflow as tf
+from horovod.common import elastic
 from keras import backend as K
 from speech import say
 
@@ -148,7 +153,62 @@ def a_rank_joins_when_the_op_is_run() -> None:
         assert session.run(reduced) == 2.0 * hvd.size()
 
 
+def variables_that_are_not_alike_on_all_ranks_stay_as_they_are() -> None:
+    tf.train.get_or_create_global_step()  # which nobody initialises
+    beside = tf.Variable(hvd.rank() + 1.0, name="beside")
+    K.get_session().run(beside.initializer)
+    if hvd.rank() == 0:  # to evaluate; its names are those of the others' next model
+        keras.models.Sequential([keras.layers.Dense(1, input_shape=(3,))]).predict(x)
+    for wrapped in (False, True):
+        own = keras.models.Sequential([keras.layers.Dense(1, input_shape=(3,))])
+        optimizer = keras.optimizers.Adam(0.1)
+        if wrapped:
+            optimizer = hvd_tf.DistributedOptimizer(tf.train.AdamOptimizer(0.1))
+        own.compile(loss="mse", optimizer=optimizer)
+        own.set_weights([one + hvd.rank() for one in own.get_weights()])
+        broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        own.fit(x[:8], x[:8].sum(1), batch_size=8, verbose=0, callbacks=[broadcast])
+        variables = [*own.weights, *optimizer.variables()]
+        assert len(variables) > 4
+        flat = tf.concat([tf.reshape(tf.cast(one, tf.float32), [-1]) for one in variables], 0)
+        of_all = K.get_session().run(hvd_tf.allgather(flat, name=f"alike_{wrapped}"))
+        assert np.array_equal(*np.split(of_all, 2)), of_all
+    assert K.get_session().run(beside) == 1.0
+
+
+def a_state_with_an_optimizer_of_tf_train_goes_on() -> None:
+    os.environ["CHECKPOINT_DIR"] = hvd_tf.broadcast_object(tempfile.mkdtemp(), 0, K.get_session())
+    found = []
+    for again in (False, True):
+        elastic._Script.states = 0  # another start of the job
+        elastic._Script.times.clear()
+        own = keras.models.Sequential([keras.layers.Dense(1, input_shape=(3,))])
+        optimizer = hvd_tf.DistributedOptimizer(tf.train.AdamOptimizer(0.1))
+        own.compile(loss="mse", optimizer=optimizer)
+        state = hvd_tf.elastic.TensorFlowKerasState(own, batch=0)
+
+        @hvd_tf.elastic.run
+        def train(state, again=again, own=own):
+            assert state.batch == again
+            if not again:
+                own.fit(x[:8], x[:8].sum(1), batch_size=8, verbose=0)
+                state.batch = 1
+                state.commit()
+
+        train(state)
+        variables = state._variables()  # those of the optimizer have other names
+        assert len(variables) == 9, variables
+        found.append(K.get_session().run(variables))
+        own.fit(x[:8], x[:8].sum(1), batch_size=8, verbose=0)  # by those variables
+        assert len(optimizer.variables()) == 6
+    if hvd.rank() == 0:  # whose state it is
+        assert all(map(np.array_equal, *found)), found
+    shutil.rmtree(os.environ.pop("CHECKPOINT_DIR"), ignore_errors=True)
+
+
 variables_of_no_layer_and_of_optimizers_of_tf_train_are_broadcast()
+a_state_with_an_optimizer_of_tf_train_goes_on()
+variables_that_are_not_alike_on_all_ranks_stay_as_they_are()
 moving_averages_follow_in_a_loop_of_the_scripts_own()
 a_rank_joins_when_the_op_is_run()
 a_state_of_the_model_is_kept_and_shared()

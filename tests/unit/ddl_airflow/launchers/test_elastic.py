@@ -246,9 +246,21 @@ def test_a_folder_of_commits_goes_with_a_training_that_has_ended(tmp_path: Path,
         ("model-3.keras", True),
         ("model-3.weights.h5", True),
         ("model.ckpt-7.index", True),
+        ("model-3.hdf5", True),
+        ("weights.npz", True),
+        ("torch.ckpt", True),
+        ("ckpt-100/shard.0", True),
+        ("preempted-7/model.npz", True),
         ("train.log", False),
+        ("metrics.csv", False),
+        ("said.txt", False),
+        ("state.json", False),
         ("events.out.tfevents.1.host", False),
+        ("logs/events.out.tfevents.1.host", False),
+        ("logs/1796003898/train.log", False),
         (".model-3.keras", False),
+        (".cache/shard.0", False),
+        ("model.ckpt-7_temp/part-00000-of-00001.data-00000-of-00001", False),
     ],
 )
 def test_commits_and_checkpoints_are_progress_and_logs_are_none(
@@ -256,7 +268,9 @@ def test_commits_and_checkpoints_are_progress_and_logs_are_none(
 ):
     commits = elastic.Commits(tmp_path, {})
     before = commits.state()
-    (tmp_path / name).touch()
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
     assert (commits.state() != before) is counts
 
 

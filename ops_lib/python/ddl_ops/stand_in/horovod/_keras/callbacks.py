@@ -15,7 +15,7 @@ from ddl_ops.keras_optimizer import BROADCASTS
 
 from horovod._keras.optimizer import keras_session
 from horovod.common.basics import Average, size
-from horovod.tensorflow.functions import broadcast_variables
+from horovod.tensorflow.functions import allgather_object, broadcast_variables
 from horovod.tensorflow.mpi_ops import _allreduce
 from horovod.tensorflow.util import key_of, keys_of
 
@@ -31,6 +31,11 @@ def evaluated(tensor: Any) -> Any:
 
 def variables_of(optimizer: Any) -> list[Any]:
     """Its slots, its step and the like; older Keras has a method for them."""
+    if not hasattr(optimizer, "variables") and hasattr(optimizer, "optimizer"):  # of tf.train
+        # As they were made, for ranks may have other names.
+        order = {key_of(one): number for number, one in enumerate(v1.global_variables())}
+        found = [optimizer.iterations, *optimizer.optimizer.variables()]
+        return sorted(found, key=lambda one: order.get(key_of(one), len(order)))
     found = optimizer.variables
     return list(found if isinstance(found, (list, tuple)) else found())
 
@@ -38,8 +43,8 @@ def variables_of(optimizer: Any) -> list[Any]:
 class BroadcastGlobalVariables:
     """After the first batch, when all are made, ranks get one rank's weights and optimizer state.
 
-    In graphs of TensorFlow 1 all global variables. States of random generators stay as they are, so
-    that ranks drop different units.
+    In graphs of TensorFlow 1 also the other global variables that are initialised on all ranks.
+    States of random generators stay as they are, so that ranks drop different units.
     """
 
     model: Any
@@ -71,13 +76,32 @@ class BroadcastGlobalVariables:
         """Once."""
         if self.broadcast_done:
             return
-        if tf.executing_eagerly():
-            variables = [*self.model.weights, *variables_of(self.model.optimizer)]
-        else:  # some may be in no layer, and Keras does not know those of tf.train's optimizers
-            variables = v1.global_variables()
+        variables = [*self.model.weights, *variables_of(self.model.optimizer)]
+        if not tf.executing_eagerly():
+            variables += self._beside(variables)
         alike = [one for one in variables if key_of(one) not in self._local]
         evaluated(broadcast_variables(alike, self.root_rank))
         self.broadcast_done = True
+
+    def _beside(self, variables: list[Any]) -> list[Any]:
+        """The other global variables that are initialised on all ranks, in rank root_rank's order.
+
+        They are known by their names, types and shapes. Some ranks may have more, as those of a
+        model with which one rank evaluates.
+        """
+        known = keys_of(variables) | self._local
+        others = [one for one in v1.global_variables() if key_of(one) not in known]
+        session = keras_session()
+        bare = set(session.run(v1.report_uninitialized_variables(others)))
+        mine = {
+            (one.name, one.dtype.base_dtype.name, str(one.shape)): one
+            for one in others
+            if one.op.name.encode() not in bare
+        }
+        name = "BroadcastGlobalVariablesCallback"
+        of_ranks = allgather_object(list(mine), session, name)
+        of_all = set(mine).intersection(*of_ranks)
+        return [mine[one] for one in of_ranks[self.root_rank] if one in of_all]
 
 
 class MetricAverage:

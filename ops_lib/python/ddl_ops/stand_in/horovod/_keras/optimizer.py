@@ -46,6 +46,11 @@ def make_variables(optimizer: Any, variables: Sequence[Any]) -> None:
     """Gives an optimizer its own variables before its first step, if it can have them."""
     if getattr(optimizer, "built", False) is True:  # Keras 3: build() need not ask
         return
+    within = getattr(optimizer, "optimizer", None)  # that of tf.train which Keras 2 has wrapped
+    within = getattr(within, "_optimizer", within)  # and a DistributedOptimizer
+    if isinstance(within, v1.train.Optimizer):
+        within._create_slots(variables)
+        return
     names = ("build", "_create_all_weights")  # of Keras 2's older optimizers
     of_optimizer = (getattr(optimizer, name, None) for name in names)
     if (build := next(filter(None, of_optimizer), None)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,7 @@ class TensorFlowKerasState(_WithVariables):
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
         self._told = False
+        self._made: bool | None = None  # by the script, before the state is gone on with
         # Keras makes none a default session.
         super().__init__(None if tf.executing_eagerly() else keras_session(), kwargs)
 
@@ -125,18 +127,31 @@ class TensorFlowKerasState(_WithVariables):
         of_optimizer = [] if self.optimizer is None else variables_of(self.optimizer)
         return [*self.model.weights, *of_optimizer]
 
+    def go_on(self, func: Callable[..., Any], caller: FrameType) -> None:
+        """As that of State."""
+        if self._made is None:
+            self._made = bool(trained_by(self.optimizer, self.model.weights))
+        super().go_on(func, caller)
+
     def _kept(self, checks: int) -> Commit:
         trained = trained_by(self.optimizer, self.model.weights)
         if None in trained and not self._told:
             self._told = True
-            say(f"{_BESIDE} No later start will go on from what is committed. {_CURE}")
+            # Variables of the optimizer that _prepare is to make it cannot make beside the model.
+            then = (
+                "The next start goes on without the values of those variables."
+                if self._made
+                else "No later start will go on from what is committed."
+            )
+            say(f"{_BESIDE} {then} {_CURE}")
         return dataclasses.replace(super()._kept(checks), trained=trained)
 
     def _prepare(self, variables: int, commit: Commit | None) -> None:
-        # An optimizer has its variables from its first step on, and a state may be made before.
-        if len(self._variables()) >= variables or self.optimizer is None:
-            return
+        # By all ranks: one alone may have an optimizer with variables, which it has loaded.
         trained = self._bcast_object(None if commit is None else commit.trained)
+        # An optimizer has its variables from its first step on, and a state may be made before.
+        if self.optimizer is None or len(self._variables()) >= variables:
+            return
         if not trained:  # not known
             chosen = self.model.trainable_variables
         elif None in trained:
