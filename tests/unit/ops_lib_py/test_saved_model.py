@@ -348,6 +348,20 @@ def test_all_damaged_names_each(bench: Bench) -> None:
     assert all(f"m-{step}: " in error for step in STEPS)
 
 
+def test_times_of_a_copy_are_warned_of(bench: Bench) -> None:
+    (bench.result / "checkpoint").unlink(missing_ok=True)
+    for number, step in enumerate((100, 20, 5)):
+        os.utime(bench.result / f"m-{step}.index", (1000 + 10 * number,) * 2)
+    report = bench.succeed()
+    assert report["checkpoint_step"] == 100
+    assert report["warnings"] == [
+        "m-100 was taken, which has the highest step; m-5 has the latest time, but the times are "
+        "not in the order of a training, as of files that were copied. Set transform.checkpoint to "
+        "the step that is meant."
+    ]
+    assert bench.succeed("--checkpoint", "5")["warnings"] == []
+
+
 def test_nothing_trained(empty: Bench) -> None:
     empty.result.mkdir()
     assert "no checkpoint; found nothing" in empty.fail("CheckpointMissing")
