@@ -122,7 +122,7 @@ def _transformed(arguments: argparse.Namespace, leftovers: checkpoints.Leftovers
             )
         if len(leftovers.models) > 1:
             warnings.append(
-                f"{arguments.result_dir} has .keras files of several models "
+                f"{arguments.result_dir} has {newest.path.suffix} files of several models "
                 f"({', '.join(leftovers.models)}); took {exported.checkpoint.path.name}. Let the "
                 f"training save those that are not to be served in a folder of their own, such as "
                 f"$RESULT_DIR/others."

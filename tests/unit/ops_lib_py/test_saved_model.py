@@ -1105,6 +1105,13 @@ def test_keras_models_in_hdf5(empty: Bench, keras: str, name: str) -> None:
     assert f"no checkpoint can be read ({name}: " in empty.fail("CheckpointMissing")
 
 
+def test_models_in_hdf5_of_several_are_named_so(empty: Bench) -> None:
+    for name in ("generator.h5", "critic.h5"):
+        whole_in_hdf5(empty.result / name, "keras")
+    first, *_ = empty.succeed()["warnings"]
+    assert " has .h5 files of several models (critic, generator); took " in first
+
+
 @pytest.mark.parametrize("keras", ["tf_keras", "keras"])
 def test_keras_models_in_hdf5_run_no_code_of_the_file(empty: Bench, keras: str) -> None:
     whole_in_hdf5(empty.result / "model.h5", keras, lambda_layer=True)
