@@ -71,9 +71,13 @@ def test_a_model_of_an_earlier_try_is_not_taken_for_this_ones(
     (model / "saved_model.pb").touch()
     if linked:
         layout.model.symlink_to(model)
+    # What was beside a model that an Estimator had exported there.
+    besides = [layout.result / f"model.of-training{number}" for number in ("", "-2")]
+    for beside in besides:
+        beside.mkdir()
     with pytest.raises(AirflowFailException, match="wrote no SavedModel"):
         transform("print(1)", commands=["python export.py"]).execute(context_of("forming"))
-    assert not os.path.lexists(layout.model)
+    assert not any(map(os.path.lexists, (layout.model, *besides)))
 
 
 @pytest.mark.parametrize("by_its_user", [True, False])
