@@ -169,8 +169,8 @@ def _sound(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _wrote_model(layout: RunLayout) -> bool:
-    """Whether the training itself wrote something where a SavedModel belongs."""
+    """Whether the training itself wrote a SavedModel, and not only logs, where one belongs."""
     if not has_part(layout, "train"):
         return False
-    wrote: bool = read_part(layout, "train")["result"]["wrote_model"]
-    return wrote
+    result = read_part(layout, "train")["result"]
+    return bool(result.get("wrote_saved_model", result["wrote_model"]))

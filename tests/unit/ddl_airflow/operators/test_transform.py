@@ -194,6 +194,18 @@ def test_a_model_of_the_training_itself_is_asked_where_there_is_no_checkpoint(
         transform().execute(context_of("forming"))
 
 
+def test_a_model_of_an_earlier_try_is_not_that_of_a_training_that_wrote_logs_there(
+    transform, layout, context_of
+):
+    """They are in model.of-training by now."""
+    layout.model.mkdir()
+    (layout.model / "saved_model.pb").write_text("no model")
+    result = {"wrote_model": True, "wrote_saved_model": False}
+    write_part(layout, "train", {"result": result})
+    with pytest.raises(AirflowFailException, match="CheckpointMissing"):
+        transform().execute(context_of("forming"))
+
+
 def test_checkpoint_that_was_not_saved_is_named(transform, layout, context_of):
     for name in ("mnist_basegraph.meta", "mnist-10.index", "mnist-10.data-00000-of-00001"):
         (layout.result / name).write_text("")
