@@ -413,6 +413,7 @@ class Train(ScriptTry[TrainStep]):
                     **beginnings(layout),
                     **self._proof(),
                     "wrote_model": layout.model.exists(),
+                    "wrote_saved_model": layout.has_written_model,
                 },
                 "tries": {"train": self.context.tries},
             },

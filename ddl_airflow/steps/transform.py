@@ -78,9 +78,11 @@ class Transform(ScriptTry[TransformStep]):
 
     def _remove_model(self) -> None:
         model = self.layout.model
-        if model.is_symlink():  # which rmtree leaves
-            model.unlink()
-        shutil.rmtree(model, ignore_errors=True)
+        # And what was moved from there, or each time that transform is cleared would leave more.
+        for folder in (model, *model.parent.glob(f"{model.name}.of-training*")):
+            if folder.is_symlink():  # which rmtree leaves
+                folder.unlink()
+            shutil.rmtree(folder, ignore_errors=True)
         if model.exists():  # its script may have closed it to all but the ranks' user
             name = f"remove-{self.context.try_number}"
             words = ["rm", "-rf", str(model)]
@@ -167,8 +169,8 @@ def _sound(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _wrote_model(layout: RunLayout) -> bool:
-    """Whether the training itself wrote something where a SavedModel belongs."""
+    """Whether the training itself wrote a SavedModel, and not only logs, where one belongs."""
     if not has_part(layout, "train"):
         return False
-    wrote: bool = read_part(layout, "train")["result"]["wrote_model"]
-    return wrote
+    result = read_part(layout, "train")["result"]
+    return bool(result.get("wrote_saved_model", result["wrote_model"]))

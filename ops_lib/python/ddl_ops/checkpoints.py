@@ -89,11 +89,13 @@ class Leftovers:
         base_graph: the meta graph that the weights go into; None for Keras, whose files hold both.
         checkpoints: newest first, never empty.
         models: of Keras, which models the files are of, by their names; of one model, one at most.
+        doubted: what was written last, if that does not count since the times look like a copy's.
     """
 
     base_graph: Path | None
     checkpoints: tuple[Checkpoint, ...]
     models: tuple[str, ...] = ()
+    doubted: Checkpoint | None = None
 
     @property
     def steps(self) -> list[int]:
@@ -313,18 +315,48 @@ def _graph_and_checkpoints(
             f"{graph.name}. Name the base graph <name>_basegraph.meta like its checkpoints."
         )
     ((name, checkpoints),) = families.items()
-    return Leftovers(graph, tuple(_newest_first([*checkpoints, *unnumbered.get(name, [])])))
+    found, doubted = _newest_first([*checkpoints, *unnumbered.get(name, [])])
+    return Leftovers(graph, tuple(found), doubted=doubted)
 
 
-def _newest_first(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+def _newest_first(
+    checkpoints: Sequence[Checkpoint],
+) -> tuple[list[Checkpoint], Checkpoint | None]:
     """Those of one name by time of writing, and after the one that TensorFlow has noted.
 
     A try that began anew ends below the steps of the one before. What a Saver writes last may have
-    no step.
+    no step. Where the times are those of a copy, by step. Also returns what was written last, where
+    that is why it is not the first, and no note tells.
     """
     at = {
         one: one.path.with_name(f"{one.path.name}.index").stat().st_mtime_ns for one in checkpoints
     }
+    found = by_time = _by_time(at)
+    are_of_training = _are_of_training(at, by_time)
+    if not are_of_training:
+        found = sorted(at, key=lambda one: math.inf if one.step is None else one.step, reverse=True)
+    first = found[0]
+    noted = next((one for one in found if one.path.name == _noted_in(one.path.parent)), None)
+    if noted is None:
+        return found, (by_time[0] if first != by_time[0] else None)
+    # What was saved with write_state=False is not noted; but copies may have other times. A Saver
+    # writes its note after the checkpoint.
+    note_at = (noted.path.parent / "checkpoint").stat().st_mtime_ns
+    has_gone_on = (
+        are_of_training
+        and noted.step is not None
+        and (first.step or 0) > noted.step
+        and at[noted] - _ONE_TIME_NS <= note_at
+        and at[first] - max(at[noted], note_at) > _ONE_TIME_NS
+    )
+    if not has_gone_on:
+        found.remove(noted)
+        found.insert(0, noted)
+    return found, None
+
+
+def _by_time(at: Mapping[Checkpoint, int]) -> list[Checkpoint]:
+    """By time of writing, the newest first; of what was written at one time, by step."""
 
     def is_after(one: Checkpoint, other: Checkpoint) -> bool:
         if one.step is None or other.step is None:
@@ -332,7 +364,7 @@ def _newest_first(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
         return one.step > other.step
 
     found: list[Checkpoint] = []
-    left = sorted(checkpoints, key=at.__getitem__, reverse=True)
+    left = sorted(at, key=at.__getitem__, reverse=True)
     while left:
         newest = left[0]
         for one in left:
@@ -340,16 +372,19 @@ def _newest_first(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
                 newest = one
         found.append(newest)
         left.remove(newest)
-    noted = next((one for one in found if one.path.name == _noted_in(one.path.parent)), None)
-    if noted is None:
-        return found
-    first = found[0]
-    # Copies may have other times; and what was saved with write_state=False is not noted.
-    has_more_steps = noted.step is not None and (first.step or 0) > noted.step
-    if not (has_more_steps and at[first] - at[noted] > _ONE_TIME_NS):
-        found.remove(noted)
-        found.insert(0, noted)
     return found
+
+
+def _are_of_training(at: Mapping[Checkpoint, int], by_time: Sequence[Checkpoint]) -> bool:
+    """Whether the times may be those at which a training has saved: the steps rise with them.
+
+    But for one break, where a try began anew; not if that order is the one of the names.
+    """
+    steps = [one.step for one in reversed(by_time) if one.step is not None]
+    breaks = sum(after < before for before, after in zip(steps, steps[1:], strict=False))
+    numbered = [one for one in at if one.step is not None]
+    names = [one.path.name for one in sorted(numbered, key=lambda one: (at[one], one.path.name))]
+    return breaks == 0 or (breaks == 1 and names != sorted(names))
 
 
 def _noted_in(folder: Path) -> str | None:

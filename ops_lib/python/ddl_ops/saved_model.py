@@ -113,9 +113,16 @@ def _transformed(arguments: argparse.Namespace, leftovers: checkpoints.Leftovers
                 f"before it, as by an earlier try. Set transform.checkpoint to {last} if that is "
                 f"meant."
             )
+        if (doubted := leftovers.doubted) and newest == leftovers.checkpoints[0]:
+            why = "has no step" if newest.step is None else "has the highest step"
+            warnings.append(
+                f"{newest.path.name} was taken, which {why}; {doubted.path.name} has the latest "
+                f"time, but the times are not in the order of a training, as of files that were "
+                f"copied. Set transform.checkpoint to the step that is meant."
+            )
         if len(leftovers.models) > 1:
             warnings.append(
-                f"{arguments.result_dir} has .keras files of several models "
+                f"{arguments.result_dir} has {newest.path.suffix} files of several models "
                 f"({', '.join(leftovers.models)}); took {exported.checkpoint.path.name}. Let the "
                 f"training save those that are not to be served in a folder of their own, such as "
                 f"$RESULT_DIR/others."

@@ -75,7 +75,7 @@ def export(
             Empty: the graph's only placeholder without a default, served as ``images``.
         outputs: the same for outputs (Keras: names of layers; of a layer with several outputs,
             ``name``, ``name_1`` and so on). Empty: the only float [n, k] at the end of the graph,
-            if no float of another rank is there that may be meant.
+            if no float of more dimensions is there that may be meant.
         folder: where to; must not exist.
         among: folders in which a file that the graph reads is looked for, such as a vocabulary, if
             it is not where the training had it.
@@ -477,19 +477,32 @@ def _the_only(
 def _rivals(found: Any, ends: Sequence[Any]) -> list[Any]:
     """Other ends that may be the model's output, and the one that is found something left over.
 
-    Not those of one number, such as a loss; nor what an op gives beside its output, or for each
-    channel, as a batch normalization does.
+    Those of three dimensions and more. None where the one found ends in probabilities. Nor an end
+    that depends on fewer of the model's variables: it lies on the way, as the outputs of an RNN
+    whose last state is classified, or aside, as a picture that was resized. Nor what an op gives
+    beside its output, as a batch normalization does.
     """
+    if _is_probability(found) or _is_log_softmax(found):
+        return []
+    own = _variables(found)
     return [
         tensor
         for tensor in ends
-        if tensor is not found
-        and tensor.value_index == 0
-        and (
-            tensor.shape.rank not in (0, 1)
-            or tensor.shape.as_list()[:1] == found.shape.as_list()[:1]
-        )
+        if (tensor.shape.rank or 0) > 2 and tensor.value_index == 0 and not _variables(tensor) < own
     ]
+
+
+def _is_log_softmax(tensor: Any) -> bool:
+    op = tensor.op
+    while op.type == "Identity":
+        op = op.inputs[0].op
+    return bool(op.type == "LogSoftmax")
+
+
+def _variables(tensor: Any) -> set[str]:
+    """The names of the variables that a tensor depends on."""
+    kinds = ("VarHandleOp", "Variable", "VariableV2")
+    return {op.name for op in _ancestors([tensor]) if op.type in kinds}
 
 
 def _float_ends(feeds: Iterable[Any]) -> list[Any]:

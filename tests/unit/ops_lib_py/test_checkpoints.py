@@ -101,9 +101,47 @@ def test_the_one_that_tensorflow_has_noted_is_the_newest(tmp_path, noted, times,
     """Unless another one is newer by its time and by its number."""
     touch(tmp_path, "base.meta")
     written(tmp_path, {f"{name}.index": at for name, at in times.items()})
-    note = f'model_checkpoint_path: "{noted}"\nall_model_checkpoint_paths: "m-20"\n'
-    (tmp_path / "checkpoint").write_bytes(note.encode() if noted else b"\xff\0")
-    assert checkpoints.find(tmp_path).checkpoints[0].path.name == newest
+    note(tmp_path, noted, min(times.values()) + 1)
+    found = checkpoints.find(tmp_path)
+    assert found.checkpoints[0].path.name == newest and found.doubted is None
+
+
+def note(folder: Path, noted: str | None, at: int) -> None:
+    """What a Saver notes in the file ``checkpoint``."""
+    text = f'model_checkpoint_path: "{noted}"\nall_model_checkpoint_paths: "m-20"\n'
+    (folder / "checkpoint").write_bytes(text.encode() if noted else b"\xff\0")
+    os.utime(folder / "checkpoint", (at, at))
+
+
+@pytest.mark.parametrize("at", [990, 1003, 1009])
+def test_a_copy_does_not_put_a_higher_step_before_the_noted_one(tmp_path, at):
+    """A try began anew; the file `checkpoint` was copied first, between them or last."""
+    touch(tmp_path, "base.meta")
+    written(tmp_path, {"m-200.index": 996, "m-300.index": 1000, "m-1000.index": 1006})
+    note(tmp_path, "m-300", at)
+    found = checkpoints.find(tmp_path)
+    assert [c.step for c in found.checkpoints][0] == (1000 if at == 1003 else 300)
+    assert found.doubted is None
+
+
+@pytest.mark.parametrize(
+    ("names", "newest"),
+    [
+        (["m-100", "m-1000", "m-200", "m-900"], "m-1000"),  # by name, as `cp *` copies
+        (["m-900", "m-100", "m-1000", "m-200"], "m-1000"),  # as they lie in the folder
+        (["m-100", "m", "m-1000", "m-200", "m-900"], "m"),  # the last one that a Saver saves
+    ],
+)
+def test_the_times_of_a_copy_do_not_tell_which_is_the_newest(tmp_path, names, newest):
+    touch(tmp_path, "base.meta")
+    written(tmp_path, {f"{name}.index": 1000 + 5 * n for n, name in enumerate(names)})
+    found = checkpoints.find(tmp_path)
+    assert found.checkpoints[0].path.name == newest
+    assert [c.step for c in found.checkpoints if c.step] == [1000, 900, 200, 100]
+    assert found.doubted is not None and found.doubted.path.name == names[-1]
+    note(tmp_path, "m-200", 1000)  # which tells
+    found = checkpoints.find(tmp_path)
+    assert found.checkpoints[0].step == 200 and found.doubted is None
 
 
 def test_checkpoints_may_lie_in_their_own_folder(tmp_path):

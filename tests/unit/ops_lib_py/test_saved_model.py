@@ -6,6 +6,7 @@ was taken. TensorFlow is imported once here and once in the one fresh process.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -82,6 +83,16 @@ def save_graph(
                     if variable.op.name in by_name:
                         variable.load(by_name[variable.op.name], session)
                 saver.save(session, str(folder / name), global_step=step)
+
+
+@contextlib.contextmanager
+def control_flow_of_tensorflow_1(tf: Any) -> Iterator[None]:
+    """Inside, loops and branches are made as TensorFlow 1 mode makes them."""
+    tf.compat.v1.disable_control_flow_v2()
+    try:
+        yield
+    finally:
+        tf.compat.v1.enable_control_flow_v2()
 
 
 def classifier(v1: Any, *, end: str = "pRes", rows: int | None = None) -> Any:
@@ -337,6 +348,20 @@ def test_all_damaged_names_each(bench: Bench) -> None:
     assert all(f"m-{step}: " in error for step in STEPS)
 
 
+def test_times_of_a_copy_are_warned_of(bench: Bench) -> None:
+    (bench.result / "checkpoint").unlink(missing_ok=True)
+    for number, step in enumerate((100, 20, 5)):
+        os.utime(bench.result / f"m-{step}.index", (1000 + 10 * number,) * 2)
+    report = bench.succeed()
+    assert report["checkpoint_step"] == 100
+    assert report["warnings"] == [
+        "m-100 was taken, which has the highest step; m-5 has the latest time, but the times are "
+        "not in the order of a training, as of files that were copied. Set transform.checkpoint to "
+        "the step that is meant."
+    ]
+    assert bench.succeed("--checkpoint", "5")["warnings"] == []
+
+
 def test_nothing_trained(empty: Bench) -> None:
     empty.result.mkdir()
     assert "no checkpoint; found nothing" in empty.fail("CheckpointMissing")
@@ -387,7 +412,7 @@ def test_two_ends_are_listed(empty: Bench, tf: Any) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "listed"),
-    [([-1, 2, 3, 1], "[n, 2, 3, 1]"), ([-1, 2, 3], "[n, 2, 3]"), ([-1], "[n]")],
+    [([-1, 2, 3, 1], "[n, 2, 3, 1]"), ([-1, 2, 3], "[n, 2, 3]")],
 )
 def test_an_end_beside_one_of_another_rank_is_not_taken_by_itself(
     empty: Bench, tf: Any, shape: list[int], listed: str
@@ -407,6 +432,92 @@ def test_an_end_beside_one_of_another_rank_is_not_taken_by_itself(
     assert empty.succeed("--output", "images=pRes:0")["checkpoint_step"] == 100
 
 
+def recurrent(v1: Any) -> tuple[Any, Any]:
+    """Outputs [8, 2, 3] and last state [8, 3] of an RNN as dynamic_rnn() gives them."""
+
+    class Cell:
+        state_size = output_size = CLASSES
+        zero_state = None  # asked for, and not called
+
+        def __call__(self, row: Any, state: Any, scope: Any = None) -> tuple[Any, Any]:
+            kernel = v1.get_variable("kernel", [FEATURES, CLASSES], use_resource=False)
+            state = v1.tanh(v1.matmul(v1.concat([row, state], 1), kernel))
+            return state, state
+
+    rows = v1.reshape(v1.placeholder(v1.float32, [8, FEATURES], name="x"), [8, 2, 3])
+    outputs, state = v1.nn.dynamic_rnn(Cell(), rows, initial_state=v1.zeros([8, CLASSES]))
+    return outputs, state
+
+
+def test_a_last_state_that_a_tagger_leaves_over_is_not_taken(empty: Bench, tf: Any) -> None:
+    def build(v1: Any) -> None:
+        outputs, _ = recurrent(v1)
+        kernel = v1.get_variable("top", [CLASSES, CLASSES], use_resource=False)
+        v1.tensordot(outputs, kernel, 1, name="pRes")
+
+    with control_flow_of_tensorflow_1(tf):
+        save_graph(tf, empty.result, build, {100: {}})
+    error = empty.fail("TransformError")
+    assert "2 float tensors at the end of the graph, candidates: " in error
+    assert "pRes:0 [8, 2, 3], rnn/while/Exit_3:0 [8, 3]" in error
+
+
+def of_an_rnn(v1: Any) -> Any:
+    _, state = recurrent(v1)
+    return v1.matmul(state, v1.get_variable("top", [CLASSES, CLASSES], use_resource=False))
+
+
+def beside_a_resized_picture(v1: Any) -> Any:
+    end = classifier(v1, end="raw")
+    x = v1.get_default_graph().get_tensor_by_name("x:0")
+    v1.image.resize_bilinear(v1.reshape(x, [-1, 2, 3, 1]), [4, 6])
+    return end
+
+
+def beside_features(v1: Any) -> Any:
+    raw = classifier(v1, end="raw")
+    v1.reshape(raw, [-1, 3, 1])
+    return v1.matmul(raw, v1.get_variable("top", [CLASSES, CLASSES], use_resource=False))
+
+
+def beside_what_python_computes(v1: Any) -> Any:
+    raw = classifier(v1, end="raw")
+    v1.py_func(np.sort, [raw], v1.float32)
+    return raw
+
+
+def beside_a_confidence(v1: Any) -> Any:
+    scores = v1.nn.softmax(classifier(v1, end="raw"))
+    v1.reduce_max(scores, 1)
+    return scores
+
+
+def as_scores_beside_a_map(v1: Any) -> Any:
+    raw = classifier(v1, end="raw")
+    v1.reshape(raw, [-1, 3, 1])
+    return v1.nn.log_softmax(raw)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        of_an_rnn,
+        beside_a_resized_picture,
+        beside_features,
+        beside_what_python_computes,
+        beside_a_confidence,
+        as_scores_beside_a_map,
+    ],
+)
+def test_what_lies_on_the_way_to_a_classifier_or_aside_is_no_other_output(
+    empty: Bench, tf: Any, end: Callable[[Any], Any]
+) -> None:
+    with control_flow_of_tensorflow_1(tf):
+        save_graph(tf, empty.result, lambda v1: v1.identity(end(v1), name="pRes"), {100: {}})
+    outputs = empty.succeed()["signatures"]["predict_images"]["outputs"]
+    assert {"class_index", "scores"} <= set(outputs)
+
+
 def test_what_layers_leave_over_is_no_end(empty: Bench, tf: Any) -> None:
     """A normalization's averages, and what a branch gets that is not taken."""
 
@@ -422,12 +533,8 @@ def test_what_layers_leave_over_is_no_end(empty: Bench, tf: Any) -> None:
         rows = v1.cond(training, lambda: v1.nn.dropout(rows, rate=0.5), lambda: rows + 0.0)
         v1.matmul(v1.reshape(rows, [-1, FEATURES]), kernel, name="pRes")
 
-    v1 = tf.compat.v1
-    v1.disable_control_flow_v2()  # as TensorFlow 1 mode has it
-    try:
+    with control_flow_of_tensorflow_1(tf):
         save_graph(tf, empty.result, build, {100: {"kernel": weights(100)}})
-    finally:
-        v1.enable_control_flow_v2()
     outputs = empty.succeed()["signatures"]["predict_images"]["outputs"]
     assert set(outputs) == {"class_index", "scores", "logits"}
 
@@ -996,6 +1103,13 @@ def test_keras_models_in_hdf5(empty: Bench, keras: str, name: str) -> None:
     shutil.rmtree(empty.model)
     os.truncate(empty.result / name, 4000)
     assert f"no checkpoint can be read ({name}: " in empty.fail("CheckpointMissing")
+
+
+def test_models_in_hdf5_of_several_are_named_so(empty: Bench) -> None:
+    for name in ("generator.h5", "critic.h5"):
+        whole_in_hdf5(empty.result / name, "keras")
+    first, *_ = empty.succeed()["warnings"]
+    assert " has .h5 files of several models (critic, generator); took " in first
 
 
 @pytest.mark.parametrize("keras", ["tf_keras", "keras"])

@@ -39,6 +39,7 @@ _KERAS_LAYERS = (
 _KERAS_ENGINE = ("", ".base_layer", ".input_layer", ".network", ".topology", ".training")
 _KERAS_ELSEWHERE = {
     "keras.backend.tensorflow_backend": "keras.backend",
+    "keras.engine.saving": "keras.models",
     "keras.objectives": "keras.losses",
     **{f"keras.layers.{name}": "keras.layers" for name in _KERAS_LAYERS.split()},
     **{f"keras.engine{name}": "ddl_ops.tf1.keras_engine" for name in _KERAS_ENGINE},
@@ -76,7 +77,9 @@ class _Finder(MetaPathFinder):
         if name == "keras" and gone.has_legacy():  # it meant Keras 2 then
             return importlib.util.spec_from_loader(name, _Known("tf_keras.api._v1.keras"))
         if name.startswith("keras.") and gone.has_legacy():
-            return _find_in_keras(name, path)
+            # By _find_spec(), which importlib.util.find_spec() calls as well, for who only asks.
+            is_import = sys._getframe(2).f_code.co_name == "_find_and_load_unlocked"
+            return _find_in_keras(name, path, is_import)
         if name == "learn_runner" and PathFinder.find_spec(name, path, target) is None:
             # Scripts for Experiments had it beside them, or in TensorFlow.
             known = _Known("tensorflow.contrib.learn.python.learn.learn_runner")
@@ -117,18 +120,21 @@ def _elsewhere(name: str) -> str | None:
     return other if other and importlib.util.find_spec(other) is not None else None
 
 
-def _find_in_keras(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """Where a module of Keras 2 is. Raises ImportError, with where to look, if it is not there."""
+def _find_in_keras(name: str, path: Sequence[str] | None, is_import: bool) -> ModuleSpec | None:
+    """Where a module of Keras 2 is. Raises ModuleNotFoundError if an import looks for one that is
+    gone, with where to look.
+    """
     if other := _KERAS_ELSEWHERE.get(name):
         return importlib.util.spec_from_loader(name, _Known(other))
     found = PathFinder.find_spec(name, path)
-    if found is None:
-        parent = name.rpartition(".")[0]
-        raise ImportError(
-            f"{name} is not in the Keras 2 of today. Import what you need from {parent} itself, "
-            f"as in `from keras.layers import Dense`.",
-            name=name,
-        )
+    if found is None and is_import:
+        reason = f"No module named {name!r}: it is gone from the Keras 2 of today"
+        if name.startswith("keras.layers."):
+            reason += (
+                ". Import what you need from keras.layers itself, as in `from keras.layers import "
+                "Dense`."
+            )
+        raise ModuleNotFoundError(reason, name=name)
     return found
 
 

@@ -71,9 +71,13 @@ def test_a_model_of_an_earlier_try_is_not_taken_for_this_ones(
     (model / "saved_model.pb").touch()
     if linked:
         layout.model.symlink_to(model)
+    # What was beside a model that an Estimator had exported there.
+    besides = [layout.result / f"model.of-training{number}" for number in ("", "-2")]
+    for beside in besides:
+        beside.mkdir()
     with pytest.raises(AirflowFailException, match="wrote no SavedModel"):
         transform("print(1)", commands=["python export.py"]).execute(context_of("forming"))
-    assert not os.path.lexists(layout.model)
+    assert not any(map(os.path.lexists, (layout.model, *besides)))
 
 
 @pytest.mark.parametrize("by_its_user", [True, False])
@@ -187,6 +191,18 @@ def test_a_model_of_the_training_itself_is_asked_where_there_is_no_checkpoint(
         transform().execute(context_of("forming"))
     write_part(layout, "train", {"result": {"wrote_model": False}})
     with pytest.raises(AirflowFailException, match="CheckpointMissing: .*but 1525000000"):
+        transform().execute(context_of("forming"))
+
+
+def test_a_model_of_an_earlier_try_is_not_that_of_a_training_that_wrote_logs_there(
+    transform, layout, context_of
+):
+    """They are in model.of-training by now."""
+    layout.model.mkdir()
+    (layout.model / "saved_model.pb").write_text("no model")
+    result = {"wrote_model": True, "wrote_saved_model": False}
+    write_part(layout, "train", {"result": result})
+    with pytest.raises(AirflowFailException, match="CheckpointMissing"):
         transform().execute(context_of("forming"))
 
 

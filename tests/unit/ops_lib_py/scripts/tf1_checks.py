@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import gzip
 import importlib
+import importlib.util
 import os
 import struct
 import subprocess
@@ -502,8 +503,21 @@ def legacy_keras_is_2() -> None:
     assert (Input, InputSpec, Layer, Model) == (
         *(keras.layers.Input, keras.layers.InputSpec, keras.layers.Layer, keras.models.Model),
     )
-    for code in ("import keras.layers.no_such", "from keras.layers import no_such"):
-        assert "as in `from keras.layers import Dense`" in error_of(code), error_of(code)
+    from keras.engine.saving import load_model
+
+    assert load_model is keras.models.load_model
+    assert "as in `from keras.layers import Dense`" in error_of("import keras.layers.no_such")
+    assert error_of("from keras.layers import no_such").startswith("cannot import name 'no_such'")
+    gone = "legacy", "wrappers", "utils.training_utils", "engine.no_such", "src"
+    for name in (f"keras.{last}" for last in gone):
+        assert importlib.util.find_spec(name) is None, name
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            said = f"No module named '{name}': it is gone from the Keras 2 of today"
+            assert (error.name, str(error)) == (name, said), error
+        else:
+            raise AssertionError(name)
     backend.set_session(tf.Session())
     model = keras.models.Sequential(
         [Dense(16, activation="relu", input_shape=(8,)), Dense(2, activation="softmax")]
