@@ -22,7 +22,7 @@ import re
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -67,6 +67,8 @@ _MARKER = re.compile(rf"([^/]+/{PUBLICATION}|{_EARLY})/(?:{SUCCESS}|{RETIRED})")
 # What the index says of one publication; ``summary`` makes it. Of one whose record cannot be read
 # that is its place, and ``unread``, why.
 Summary = dict[str, Any]
+# A training and its data: one that is cleared may train on others.
+Trained = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,12 @@ def _other(training: Mapping[str, Any]) -> dict[str, Any]:
     told = {name: training[name] for name in ("uri", "resolved_uri") if name in training}
     told["fingerprint"] = training["dataset"]
     return {"training_id": training["training_id"], "dataset": told}
+
+
+def trained(one: Mapping[str, Any]) -> Trained:
+    """Which training, and on what: of a summary, or of what one went on from."""
+    data, training_id = one["dataset"], one["training_id"]
+    return training_id, data.get("uri", ""), data.get("resolved_uri", ""), data["fingerprint"]
 
 
 def begin(store: ObjectStore, training_id: str) -> None:
@@ -323,7 +331,11 @@ def _named(pointer: ReadPointer, dag_ids: Iterable[str]) -> dict[str, list[str]]
 
 def _with(known: Mapping[str, Summary], new: Iterable[Summary]) -> dict[str, Summary]:
     together = dict(known)
-    for one in new:
+
+    def age(one: Summary) -> tuple[str, int]:
+        return one.get("published", ""), len(one.get("went_on_from", ()))
+
+    for one in sorted(new, key=age):  # what is before says what those after it need not
         name = one["publication"]
         together[name] = one | together.get(name, {})  # when it was published first
         if "published" in together[name]:  # its record could be read at some time
@@ -557,9 +569,46 @@ def _write(
     merged: Iterable[str],
 ) -> None:
     """Replaces the index, unless somebody else just did, and removes what is in it now."""
-    body = {"schema": SCHEMA, "id": uuid.uuid4().hex, "publications": list(known.values())}
+    body = {"schema": SCHEMA, "id": uuid.uuid4().hex, "publications": _shortened(known.values())}
     if store.put_if(_INDEX, gzip.compress(json.dumps(body).encode(), 6), version):
         store.at(_NEW).delete(merged)
+
+
+def _shortened(known: Iterable[Summary]) -> list[Summary]:
+    """The same, where of what a training went on from only that is named which does not follow from
+    the summaries before it. Of an experiment that many have gone on with each would name all.
+    """
+    before: dict[Trained, list[Trained]] = {}
+    shortened = []
+    for one in known:
+        if others := one.get("went_on_from"):
+            one = one | {"went_on_from": _not_implied(others, before)}
+        if "published" in one:
+            others = one.get("went_on_from", ())
+            before.setdefault(trained(one), []).extend(map(trained, others))
+        shortened.append(one)
+    return shortened
+
+
+def _not_implied(
+    others: Sequence[dict[str, Any]], before: Mapping[Trained, Iterable[Trained]]
+) -> list[dict[str, Any]]:
+    """Without those from whom later ones went on, the oldest first."""
+    kept = []
+    implied: set[Trained] = set()
+    wanted = set(map(trained, others))
+    for other in reversed(others):
+        if trained(other) in implied:
+            continue
+        kept.append(other)
+        waiting = [trained(other)]
+        while waiting and wanted:
+            one = waiting.pop()
+            if one not in implied:
+                implied.add(one)
+                wanted.discard(one)
+                waiting.extend(before.get(one, ()))
+    return kept[::-1]
 
 
 def _of_records(

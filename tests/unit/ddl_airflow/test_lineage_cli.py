@@ -316,6 +316,62 @@ def test_what_went_on_from_weights_of_the_data_came_of_them_too(ask, training, t
     assert ask("impact", bad, results)[1] == out
 
 
+def test_an_index_of_an_experiment_with_many_trainings_stays_small(ask, results):
+    """Each record names all before it: the index would be of the square of their number."""
+
+    def read(number):
+        return {"uri": f"s3://bucket/{number}", "fingerprint": f"sha256:{number}"}
+
+    def publish_another(number):
+        others = [
+            {"training_id": f"digits-{n}", "uri": read(n)["uri"], "dataset": f"sha256:{n}"}
+            for n in range(number)
+        ]
+        record = {
+            "training_id": f"digits-{number}",
+            "manifest": {"name": "digits", "digest": "sha256:v2:m"},
+            "dataset": {**read(number), "files": 1, "bytes": 1},
+            "code": {"digest": "sha256:c", "git_commit": None},
+            "run": {
+                **{"dag_id": "digits", "run_id": f"{number}", "triggered_by": None},
+                **{"parameters": {}, "experiment": "wide"},
+            },
+            "result": {"metrics": {}, "went_on_from": others, "went_on_from_is_whole": True},
+        }
+        if number not in (7, 8):  # which failed
+            add(results, record, f"digits-{number}/{number:016x}-00000000")
+
+    def bytes_of_each():
+        ask("list", results.uri)
+        index = results.read_bytes("_lineage/index.json.gz")
+        body = json.loads(gzip.decompress(index))["publications"]
+        return len(json.dumps(body)) / len(body)
+
+    for number in range(30):
+        publish_another(number)
+    few = bytes_of_each()
+    for number in range(30, 300):
+        publish_another(number)
+    assert bytes_of_each() <= 1.5 * few
+    for number in (0, 7, 8, 150, 299):
+        code, out, _ = ask("impact", "--json", f"s3://bucket/{number}", results.uri)
+        found = {int(one["training_id"].partition("-")[2]) for one in json.loads(out)}
+        assert (code, found) == (0, {n for n in range(number, 300) if n not in (7, 8)}), number
+
+
+def test_what_went_on_from_a_training_that_was_cleared_came_of_all_its_data(
+    ask, training, tmp_path
+):
+    bad, good = "s3://bucket/bad", "s3://bucket/good"
+    wide = {"experiment": "wide", "went_on_from_is_whole": True}
+    of_bad, of_good = before(1, (("a", 1),), bad), before(1, (("a", 2),), good)
+    training(2, data=(("a", 3),), uri="s3://bucket/own", **wide, went_on_from=[of_bad, of_good])
+    for data in (bad, good):
+        code, out, err = ask("impact", "--json", data, tmp_path / "results")
+        assert (code, [one["training_id"] for one in json.loads(out)]) == (0, ["digits-2"]), data
+        assert "went on from what digits-1 had made of it" in err
+
+
 @pytest.mark.parametrize("known", [{}, {"went_on_from_is_whole": False}])
 def test_whether_older_records_of_the_experiment_are_of_the_data_nobody_knows(
     ask, training, tmp_path, known
