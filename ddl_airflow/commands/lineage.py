@@ -246,7 +246,8 @@ def _impact(options: argparse.Namespace) -> int:
         if of_it:
             continue
         if went_on_from:
-            said = f"{name} went on from what {' and '.join(went_on_from[:_MOST_NAMED])} had made of it"
+            of = " and ".join(went_on_from[:_MOST_NAMED])
+            said = f"{name} went on from what {of} had made of it"
             print(printable(f"note: {said}"), file=sys.stderr)
         elif of_it is None:
             removed = "removed" in one
