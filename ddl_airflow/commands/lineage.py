@@ -22,7 +22,14 @@ from ddl_airflow.commands.options import BY_ENVIRONMENT, Commands
 from ddl_airflow.commands.results import absolute, open_place, place_in_results
 from ddl_airflow.core.errors import DAMAGED, DdlError, NoSuchModel
 from ddl_airflow.lineage.compare import compare
-from ddl_airflow.lineage.index import Summary, Trained, lost_of, read_index, trained
+from ddl_airflow.lineage.index import (
+    Summary,
+    Trained,
+    lost_of,
+    read_index,
+    tells_experiment,
+    trained,
+)
 from ddl_airflow.lineage.production import (
     LATEST,
     PRODUCTION,
@@ -196,7 +203,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _impact(options: argparse.Namespace) -> int:
-    store, pointer, known, unreadable = _index(options)
+    store, pointer, known, unreadable = _index(options, experiments=True)
     # Of models that are elsewhere it is not to say that none was made of the data.
     if not known and not unreadable:
         raise NoSuchModel(
@@ -254,13 +261,27 @@ def _impact(options: argparse.Namespace) -> int:
             unread[name] = "it was removed" if removed else f"its {LINEAGE} cannot be read"
         elif unknown := [from_unknown[other] for other in before if other in from_unknown]:
             unread[name] = f"it went on from what {unknown[0]} left, and no record lists its data"
-    in_experiments = {_experiment(one) for one in made.values()}
+    of_dags: dict[str, set[str]] = {}
     for one in known:
-        name, experiment = one["publication"], one.get("experiment")
-        whole = experiment is None or one.get(IS_WHOLE)
-        if name not in made and not whole and experiment in in_experiments:
-            why = f"it was trained in experiment {experiment} as well, and nobody noted after whom"
-            unread.setdefault(name, why)
+        if one.get("experiment"):
+            of_dags.setdefault(one["dag_id"], set()).add(one["experiment"])
+
+    def experiments(one: Summary) -> set[str]:
+        """Which it may have been in."""
+        own = {one["training_id"]}
+        if not tells_experiment(one):
+            return own | of_dags.get(one["dag_id"], set())
+        return {one["experiment"]} if one["experiment"] else own
+
+    in_experiments = set().union(*map(experiments, made.values()))
+    for one in known:
+        tells = tells_experiment(one)
+        whole = one.get(IS_WHOLE, tells and one["experiment"] is None)
+        if one["publication"] not in made and not whole:
+            for experiment in sorted(experiments(one) & in_experiments):
+                where = f"{'was' if tells else 'may have been'} trained in experiment {experiment}"
+                why = f"it {where} as well, and nobody noted after whom"
+                unread.setdefault(one["publication"], why)
     _say(
         _with_production(pointer, [one for one in known if one["publication"] in made]),
         options.json,
@@ -300,10 +321,6 @@ _Data = tuple[str, str]
 
 def _data(read: Mapping[str, Any]) -> _Data:
     return read["dataset"].get("uri", ""), read["dataset"]["fingerprint"]
-
-
-def _experiment(one: Summary) -> str:
-    return str(one.get("experiment") or one["training_id"])
 
 
 @dataclass(frozen=True)
@@ -449,7 +466,7 @@ def _condition(text: str) -> Callable[[Summary], bool]:
 
 
 def _index(
-    options: argparse.Namespace,
+    options: argparse.Namespace, *, experiments: bool = False
 ) -> tuple[ObjectStore, ReadPointer, list[Summary], dict[str, str]]:
     """Also why the index could not be made of the record of a publication, by its place."""
     store = open_place(options.results.rstrip("/"))
@@ -461,6 +478,7 @@ def _index(
         progress=_say_progress,
         pointer=pointer,
         unread=unreadable.__setitem__,
+        experiments=experiments,
     )
     of_one = re.compile(rf"{PUBLICATION}|{re.escape(LINEAGE)}")
     if not known and any(map(of_one.fullmatch, store.names())):

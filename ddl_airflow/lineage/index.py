@@ -69,6 +69,9 @@ _MARKER = re.compile(rf"([^/]+/{PUBLICATION}|{_EARLY})/(?:{SUCCESS}|{RETIRED})")
 Summary = dict[str, Any]
 # A training and its data: one that is cleared may train on others.
 Trained = tuple[str, str, str, str]
+# In a summary by an earlier version of ours, which has no ``experiment``, of a publication whose
+# record has been lost since.
+_LOST = "experiment_is_lost"
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,11 @@ def trained(one: Mapping[str, Any]) -> Trained:
     return training_id, data.get("uri", ""), data.get("resolved_uri", ""), data["fingerprint"]
 
 
+def tells_experiment(one: Summary) -> bool:
+    """Whether a summary says whether the training was in an experiment with a name."""
+    return "experiment" in one and _LOST not in one
+
+
 def begin(store: ObjectStore, training_id: str) -> None:
     """Notes that something of a training is about to be published; ``add`` takes the note away.
 
@@ -173,7 +181,8 @@ def add(store: ObjectStore, record: Mapping[str, Any], publication: str) -> None
     listed = _listed(store)
     if len(listed) >= _MERGED_AT and (found := _read_index(store)) is not None:
         new = _read_new(store, listed)
-        _write(store, _with(found[0], new.values()), found[1], new)
+        known = _with(found[0], new.values())
+        _write(store, known | _completed(store, known, None), found[1], new)
 
 
 def mark_removed(store: ObjectStore, publication: str) -> None:
@@ -199,6 +208,7 @@ def read_index(
     progress: Callable[[int, int], None] | None = None,
     pointer: ReadPointer | None = None,
     unread: Callable[[str, str], object] | None = None,
+    experiments: bool = False,
 ) -> list[Summary]:
     """Summaries of all publications, the newest first; of removed ones too, with ``removed``.
 
@@ -209,6 +219,8 @@ def read_index(
         pointer: of that store, if more is asked of its pointers.
         unread: is called with each publication of which nothing is known because its record cannot
             be read, and why it cannot.
+        experiments: whether it is asked who trained in which: an earlier version of ours did not
+            say it, so that the records are read.
 
     Raises:
         StagingError: as ``ObjectStore`` does. An index that cannot be written is none.
@@ -236,7 +248,10 @@ def read_index(
                 names = store.names()
         so_far = _with(known, new.values())
         restored, gone = _looked_at_again(store, so_far)
-        if missed := _missed(store, so_far, names) | restored | _completed(store, so_far, progress):
+        missed = _missed(store, so_far, names) | restored
+        if experiments:
+            missed |= _completed(store, so_far, progress)
+        if missed:
             known = known | missed
             with suppress(StagingError):
                 _write(store, _with(known, new.values()), found[1], new)
@@ -373,7 +388,9 @@ def _looked_at_again(
 def _completed(
     store: ObjectStore, known: Mapping[str, Summary], progress: Callable[[int, int], None] | None
 ) -> dict[str, Summary]:
-    """What an earlier version of ours has summarized, without the experiment, as it is now."""
+    """What an earlier version of ours has summarized, without the experiment, as it is now; of what
+    has no record that can be read any more, that this is lost.
+    """
     lacking = [
         name
         for name, one in known.items()
@@ -382,14 +399,15 @@ def _completed(
 
     def look(name: str) -> Summary | None:
         with suppress(StagingError):  # it stays as it is known
-            return _of_record(store, name, 0.0)
+            one = _of_record(store, name, 0.0)
+            return one if one and "published" in one else {"experiment": None, _LOST: True}
         return None
 
     completed = {}
     with ThreadPoolExecutor(_READERS) as pool:
         found = pool.map(look, lacking)
         for number, (name, one) in enumerate(zip(lacking, found, strict=True), 1):
-            if one is not None and "published" in one:
+            if one is not None:
                 completed[name] = one | known[name]
             if progress is not None:
                 progress(number, len(lacking))
