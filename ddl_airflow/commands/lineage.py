@@ -8,7 +8,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +22,14 @@ from ddl_airflow.commands.options import BY_ENVIRONMENT, Commands
 from ddl_airflow.commands.results import absolute, open_place, place_in_results
 from ddl_airflow.core.errors import DAMAGED, DdlError, NoSuchModel
 from ddl_airflow.lineage.compare import compare
-from ddl_airflow.lineage.index import Summary, lost_of, read_index
+from ddl_airflow.lineage.index import (
+    Summary,
+    Trained,
+    lost_of,
+    read_index,
+    tells_experiment,
+    trained,
+)
 from ddl_airflow.lineage.production import (
     LATEST,
     PRODUCTION,
@@ -201,7 +209,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _impact(options: argparse.Namespace) -> int:
-    store, pointer, known, unreadable = _index(options)
+    store, pointer, known, unreadable = _index(options, experiments=True)
     # Of models that are elsewhere it is not to say that none was made of the data.
     if not known and not unreadable:
         raise NoSuchModel(
@@ -231,31 +239,55 @@ def _impact(options: argparse.Namespace) -> int:
             return True
         return had[_data(read)] if places.inside(dataset) else False
 
+    answers: dict[Trained, bool | None] = {}
+    went_on: dict[Trained, list[Trained]] = {}
+    for one in known:
+        answers[trained(one)] = is_of_it(one)
+        for other in one.get("went_on_from", ()):
+            answers[trained(other)] = is_of_it(other)
+            went_on.setdefault(trained(other), []).append(trained(one))
+    from_it = _led_to((read for read, answer in answers.items() if answer), went_on)
+    from_unknown = _led_to((read for read, answer in answers.items() if answer is None), went_on)
     made: dict[str, Summary] = {}
     unread = dict(unreadable)
     for one in known:
-        name, before = one["publication"], one.get("went_on_from", ())
-        of_it = is_of_it(one)
-        others = {other["training_id"]: is_of_it(other) for other in before}
-        if of_it or any(others.values()):
+        name, of_it = one["publication"], answers[trained(one)]
+        before = [trained(other) for other in one.get("went_on_from", ())]
+        went_on_from = list(dict.fromkeys(from_it[other] for other in before if other in from_it))
+        if of_it or went_on_from:
             made[name] = one
         if of_it:
             continue
-        if went_on := [training_id for training_id, answer in others.items() if answer]:
-            said = f"{name} went on from what {' and '.join(went_on[:_MOST_NAMED])} had made of it"
+        if went_on_from:
+            of = " and ".join(went_on_from[:_MOST_NAMED])
+            said = f"{name} went on from what {of} had made of it"
             print(printable(f"note: {said}"), file=sys.stderr)
         elif of_it is None:
             removed = "removed" in one
             unread[name] = "it was removed" if removed else f"its {LINEAGE} cannot be read"
-        elif unknown := [training_id for training_id, answer in others.items() if answer is None]:
+        elif unknown := [from_unknown[other] for other in before if other in from_unknown]:
             unread[name] = f"it went on from what {unknown[0]} left, and no record lists its data"
-    in_experiments = {_experiment(one) for one in made.values()}
+    of_dags: dict[str, set[str]] = {}
     for one in known:
-        name, experiment = one["publication"], one.get("experiment")
-        whole = experiment is None or one.get(IS_WHOLE)
-        if name not in made and not whole and experiment in in_experiments:
-            why = f"it was trained in experiment {experiment} as well, and nobody noted after whom"
-            unread.setdefault(name, why)
+        if one.get("experiment"):
+            of_dags.setdefault(one["dag_id"], set()).add(one["experiment"])
+
+    def experiments(one: Summary) -> set[str]:
+        """Which it may have been in."""
+        own = {one["training_id"]}
+        if not tells_experiment(one):
+            return own | of_dags.get(one["dag_id"], set())
+        return {one["experiment"]} if one["experiment"] else own
+
+    in_experiments = set().union(*map(experiments, made.values()))
+    for one in known:
+        tells = tells_experiment(one)
+        whole = one.get(IS_WHOLE, tells and one["experiment"] is None)
+        if one["publication"] not in made and not whole:
+            for experiment in sorted(experiments(one) & in_experiments):
+                where = f"{'was' if tells else 'may have been'} trained in experiment {experiment}"
+                why = f"it {where} as well, and nobody noted after whom"
+                unread.setdefault(one["publication"], why)
     _say(
         _with_production(store, pointer, [one for one in known if one["publication"] in made]),
         options.json,
@@ -269,16 +301,32 @@ def _impact(options: argparse.Namespace) -> int:
     return 1 if unread else 0
 
 
+def _led_to(
+    begun_with: Iterable[Trained], went_on: Mapping[Trained, Iterable[Trained]]
+) -> dict[Trained, str]:
+    """What came of trainings, by way of others too: each with the id of one that it came of.
+
+    Args:
+        begun_with: the trainings; each came of itself.
+        went_on: who went on from whose weights.
+    """
+    came = {one: one[0] for one in begun_with}
+    waiting = deque(came)
+    while waiting:
+        one = waiting.popleft()
+        for later in went_on.get(one, ()):
+            if later not in came:
+                came[later] = came[one]
+                waiting.append(later)
+    return came
+
+
 # What tells data apart: where they were, and their fingerprint.
 _Data = tuple[str, str]
 
 
 def _data(read: Mapping[str, Any]) -> _Data:
     return read["dataset"].get("uri", ""), read["dataset"]["fingerprint"]
-
-
-def _experiment(one: Summary) -> str:
-    return str(one.get("experiment") or one["training_id"])
 
 
 @dataclass(frozen=True)
@@ -424,7 +472,7 @@ def _condition(text: str) -> Callable[[Summary], bool]:
 
 
 def _index(
-    options: argparse.Namespace,
+    options: argparse.Namespace, *, experiments: bool = False
 ) -> tuple[ObjectStore, ReadPointer, list[Summary], dict[str, str]]:
     """Also why the index could not be made of the record of a publication, by its place."""
     store = open_place(options.results.rstrip("/"))
@@ -436,6 +484,7 @@ def _index(
         progress=_say_progress,
         pointer=pointer,
         unread=unreadable.__setitem__,
+        experiments=experiments,
     )
     of_one = re.compile(rf"{PUBLICATION}|{re.escape(LINEAGE)}")
     if not known and any(map(of_one.fullmatch, store.names())):

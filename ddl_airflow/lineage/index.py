@@ -22,7 +22,7 @@ import re
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -67,6 +67,11 @@ _MARKER = re.compile(rf"([^/]+/{PUBLICATION}|{_EARLY})/(?:{SUCCESS}|{RETIRED})")
 # What the index says of one publication; ``summary`` makes it. Of one whose record cannot be read
 # that is its place, and ``unread``, why.
 Summary = dict[str, Any]
+# A training and its data: one that is cleared may train on others.
+Trained = tuple[str, str, str, str]
+# In a summary by an earlier version of ours, which has no ``experiment``, of a publication whose
+# record has been lost since.
+_LOST = "experiment_is_lost"
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,17 @@ def _other(training: Mapping[str, Any]) -> dict[str, Any]:
     return {"training_id": training["training_id"], "dataset": told}
 
 
+def trained(one: Mapping[str, Any]) -> Trained:
+    """Which training, and on what: of a summary, or of what one went on from."""
+    data, training_id = one["dataset"], one["training_id"]
+    return training_id, data.get("uri", ""), data.get("resolved_uri", ""), data["fingerprint"]
+
+
+def tells_experiment(one: Summary) -> bool:
+    """Whether a summary says whether the training was in an experiment with a name."""
+    return "experiment" in one and _LOST not in one
+
+
 def begin(store: ObjectStore, training_id: str) -> None:
     """Notes that something of a training is about to be published; ``add`` takes the note away.
 
@@ -165,7 +181,8 @@ def add(store: ObjectStore, record: Mapping[str, Any], publication: str) -> None
     listed = _listed(store)
     if len(listed) >= _MERGED_AT and (found := _read_index(store)) is not None:
         new = _read_new(store, listed)
-        _write(store, _with(found[0], new.values()), found[1], new)
+        known = _with(found[0], new.values())
+        _write(store, known | _completed(store, known, None), found[1], new)
 
 
 def mark_removed(store: ObjectStore, publication: str) -> None:
@@ -191,6 +208,7 @@ def read_index(
     progress: Callable[[int, int], None] | None = None,
     pointer: ReadPointer | None = None,
     unread: Callable[[str, str], object] | None = None,
+    experiments: bool = False,
 ) -> list[Summary]:
     """Summaries of all publications, the newest first; of removed ones too, with ``removed``.
 
@@ -201,6 +219,8 @@ def read_index(
         pointer: of that store, if more is asked of its pointers.
         unread: is called with each publication of which nothing is known because its record cannot
             be read, and why it cannot.
+        experiments: whether it is asked who trained in which: an earlier version of ours did not
+            say it, so that the records are read.
 
     Raises:
         StagingError: as ``ObjectStore`` does. An index that cannot be written is none.
@@ -228,7 +248,10 @@ def read_index(
                 names = store.names()
         so_far = _with(known, new.values())
         restored, gone = _looked_at_again(store, so_far)
-        if missed := _missed(store, so_far, names) | restored | _completed(store, so_far, progress):
+        missed = _missed(store, so_far, names) | restored
+        if experiments:
+            missed |= _completed(store, so_far, progress)
+        if missed:
             known = known | missed
             with suppress(StagingError):
                 _write(store, _with(known, new.values()), found[1], new)
@@ -323,7 +346,11 @@ def _named(pointer: ReadPointer, dag_ids: Iterable[str]) -> dict[str, list[str]]
 
 def _with(known: Mapping[str, Summary], new: Iterable[Summary]) -> dict[str, Summary]:
     together = dict(known)
-    for one in new:
+
+    def age(one: Summary) -> tuple[str, int]:
+        return one.get("published", ""), len(one.get("went_on_from", ()))
+
+    for one in sorted(new, key=age):  # what is before says what those after it need not
         name = one["publication"]
         together[name] = one | together.get(name, {})  # when it was published first
         if "published" in together[name]:  # its record could be read at some time
@@ -361,7 +388,9 @@ def _looked_at_again(
 def _completed(
     store: ObjectStore, known: Mapping[str, Summary], progress: Callable[[int, int], None] | None
 ) -> dict[str, Summary]:
-    """What an earlier version of ours has summarized, without the experiment, as it is now."""
+    """What an earlier version of ours has summarized, without the experiment, as it is now; of what
+    has no record that can be read any more, that this is lost.
+    """
     lacking = [
         name
         for name, one in known.items()
@@ -370,14 +399,15 @@ def _completed(
 
     def look(name: str) -> Summary | None:
         with suppress(StagingError):  # it stays as it is known
-            return _of_record(store, name, 0.0)
+            one = _of_record(store, name, 0.0)
+            return one if one and "published" in one else {"experiment": None, _LOST: True}
         return None
 
     completed = {}
     with ThreadPoolExecutor(_READERS) as pool:
         found = pool.map(look, lacking)
         for number, (name, one) in enumerate(zip(lacking, found, strict=True), 1):
-            if one is not None and "published" in one:
+            if one is not None:
                 completed[name] = one | known[name]
             if progress is not None:
                 progress(number, len(lacking))
@@ -564,9 +594,46 @@ def _write(
     merged: Iterable[str],
 ) -> None:
     """Replaces the index, unless somebody else just did, and removes what is in it now."""
-    body = {"schema": SCHEMA, "id": uuid.uuid4().hex, "publications": list(known.values())}
+    body = {"schema": SCHEMA, "id": uuid.uuid4().hex, "publications": _shortened(known.values())}
     if store.put_if(_INDEX, gzip.compress(json.dumps(body).encode(), 6), version):
         store.at(_NEW).delete(merged)
+
+
+def _shortened(known: Iterable[Summary]) -> list[Summary]:
+    """The same, where of what a training went on from only that is named which does not follow from
+    the summaries before it. Of an experiment that many have gone on with each would name all.
+    """
+    before: dict[Trained, list[Trained]] = {}
+    shortened = []
+    for one in known:
+        if others := one.get("went_on_from"):
+            one = one | {"went_on_from": _not_implied(others, before)}
+        if "published" in one:
+            others = one.get("went_on_from", ())
+            before.setdefault(trained(one), []).extend(map(trained, others))
+        shortened.append(one)
+    return shortened
+
+
+def _not_implied(
+    others: Sequence[dict[str, Any]], before: Mapping[Trained, Iterable[Trained]]
+) -> list[dict[str, Any]]:
+    """Without those from whom later ones went on, the oldest first."""
+    kept = []
+    implied: set[Trained] = set()
+    wanted = set(map(trained, others))
+    for other in reversed(others):
+        if trained(other) in implied:
+            continue
+        kept.append(other)
+        waiting = [trained(other)]
+        while waiting and wanted:
+            one = waiting.pop()
+            if one not in implied:
+                implied.add(one)
+                wanted.discard(one)
+                waiting.extend(before.get(one, ()))
+    return kept[::-1]
 
 
 def _of_records(

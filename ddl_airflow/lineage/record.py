@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ddl_airflow import __version__
@@ -27,7 +28,12 @@ from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.layout import OWN_EXPERIMENT, RunLayout
 from ddl_airflow.core.metrics import SAMPLE, Measurement, finite
 from ddl_airflow.core.selection import ALL, Selection
-from ddl_airflow.storage.experiments import note_training
+from ddl_airflow.storage.experiments import (
+    Before,
+    may_have_others,
+    note_training,
+    noted_meanwhile,
+)
 from ddl_airflow.storage.fingerprint import file_sha256, object_sha256
 from ddl_airflow.storage.store import ObjectStore
 
@@ -45,7 +51,7 @@ _MOST_OF_AN_OBJECT = 25_000
 _ENCODER = json.JSONEncoder(indent=2, sort_keys=True)
 _READERS = 8  # objects at a time
 BY_HAND = "by_hand"  # the type of a run without Airflow
-# Whether ``went_on_from`` names all that trained in an experiment with a name before.
+# Whether ``went_on_from`` names all that trained before in an experiment that others may be in.
 IS_WHOLE = "went_on_from_is_whole"
 _RUN = "run.json"
 _TRAINING = "training.json"
@@ -239,7 +245,7 @@ def in_digests_of(
 
 
 def begin_training(
-    layout: RunLayout, *, anew: bool, brought: Mapping[str, Any] | None = None
+    layout: RunLayout, *, anew: bool, brought: Mapping[str, Any] = MappingProxyType({})
 ) -> None:
     """Notes what ranks are about to train with; no step has worked with what they will leave.
 
@@ -253,12 +259,15 @@ def begin_training(
     before = begun_with(layout)
     known = [
         made_of
-        for told in (() if anew else (before, brought or {}))
+        for told in (() if anew else (before, brought))
         for made_of in (*told.get("went_on_from", ()), told.get("made_of"))
     ]
     told: dict[str, Any] = {"made_of": _made_of(layout)}
-    if layout.experiment_id:
-        in_experiment = note_training(layout, _training(layout), _owner_of_experiment(layout))
+    if may_have_others(layout):
+        others = Before(brought.get("went_on_from", ()), brought.get(IS_WHOLE, False))
+        in_experiment = note_training(
+            *(layout, _training(layout), _owner_of_experiment(layout)), others if brought else None
+        )
         # Also where the run starts again: the experiment stays.
         known += in_experiment.trainings
         told[IS_WHOLE] = in_experiment.whole and (anew or before.get(IS_WHOLE, True))
@@ -266,12 +275,21 @@ def begin_training(
     _write(layout, layout.kept / _TRAINING, told)
 
 
-def beginnings(layout: RunLayout) -> dict[str, Any]:
+def beginnings(layout: RunLayout, began: float) -> dict[str, Any]:
     """What earlier ranks trained with, from whose checkpoints the last ones may have gone on, where
     that was something else, as the record has it: ``went_on_from``, the oldest first, and of a run
-    in an experiment with a name whether these are all.
+    in an experiment with others whether these are all.
+
+    Args:
+        layout: the run's.
+        began: when the last ranks did, in seconds since 1970.
     """
     begun = begun_with(layout)
+    if may_have_others(layout):
+        meanwhile = noted_meanwhile(layout, began)
+        known = [*begun.get("went_on_from", ()), *meanwhile.trainings]
+        begun["went_on_from"] = _others(layout, known)
+        begun[IS_WHOLE] = begun.get(IS_WHOLE, not layout.experiment_id) and meanwhile.whole
     told = {IS_WHOLE: begun[IS_WHOLE]} if IS_WHOLE in begun else {}
     return told | ({"went_on_from": begun["went_on_from"]} if begun.get("went_on_from") else {})
 

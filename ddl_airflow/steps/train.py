@@ -410,7 +410,7 @@ class Train(ScriptTry[TrainStep]):
                     **({"not_finite": lost} if lost else {}),
                     "steps": steps,
                     "goodput": used,
-                    **beginnings(layout),
+                    **beginnings(layout, self._began(job)),
                     **self._proof(),
                     "wrote_model": layout.model.exists(),
                     "wrote_saved_model": layout.has_written_model,
@@ -419,6 +419,11 @@ class Train(ScriptTry[TrainStep]):
             },
         )
         return {"world_size": job.world_size, "metrics": metrics}
+
+    def _began(self, job: JobHandle) -> float:
+        """When the ranks did, as far as they say it."""
+        told = [one["started"] for one in read_records(job).values() if "started" in one]
+        return min(told, default=math.inf)
 
     def _proof(self) -> dict[str, Any]:
         if not self.step.prove:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from ddl_airflow.storage.filesystem import alone_in
 _OTHERS_CLAIM_S = 10.0
 # Trainings that an experiment is known to have had: each later record lists them all.
 _MOST_KNOWN = 1_000
+_AT = "at"  # when a training was first noted, in seconds since 1970
 
 
 @dataclass(frozen=True)
@@ -87,33 +90,90 @@ def claim(workspace: Path, experiment: str, dag_id: str, *, in_manifest: bool) -
             write_beneath(path, workspace, json.dumps(now).encode())
 
 
+def may_have_others(layout: RunLayout) -> bool:
+    """Whether others train in the run's experiment: it has a name, or one of them named it."""
+    return bool(layout.experiment_id) or _place(layout).exists()
+
+
 def note_training(
-    layout: RunLayout, training: Mapping[str, Any] | None, owner: Mapping[str, Any] | None = None
+    layout: RunLayout,
+    training: Mapping[str, Any] | None,
+    owner: Mapping[str, Any] | None = None,
+    brought: Before | None = None,
 ) -> Before:
     """Notes that a training is about to work in its experiment; returns who did before it.
 
-    An experiment in which there is nothing to go on from starts anew. Only for who keeps others out
-    of it.
+    An experiment in which there is nothing to go on from starts anew, but for who waits in a
+    scheduler's queue. Only for who keeps others out of it.
 
     Args:
-        layout: of a run whose experiment has a name.
+        layout: of a run in whose experiment there may be others.
         training: its id, data, code, manifest and parameters; None: they are not known.
-        owner: the same of the training whose own experiment it is, which notes nothing itself.
+        owner: the same of the training whose own experiment it is, which notes nothing itself
+            before others come.
+        brought: who had a hand in checkpoints that came from another workspace.
     """
     from ddl_airflow.storage.checkpoint_files import has_any  # no parse needs it
 
-    path = trainings_file(layout.workspace, layout.experiment_id)
-    before = Before()
+    path = _place(layout)
+    noted, first = _noted(path, layout.workspace), []
     if has_any(layout.experiment, layout.workspace):
-        noted = _noted(path, layout.workspace)
-        known = [one for one in noted.trainings if one not in (training, owner)]
-        before = Before(([owner] if owner else []) + known, noted.whole)
-    now = [*before.trainings, *([training] if training else [])]
+        first = [owner] if owner else []
+    else:
+        noted = Before([one for one in noted.trainings if _waits(layout, one["training_id"])])
+    if brought is not None:
+        first += [one for one in brought.trainings if _is_another(one, layout)]
+        noted = Before(noted.trainings, noted.whole and brought.whole)
+    known = [one for one in noted.trainings if _plain(one) not in (training, *first)]
+    before = Before([*first, *map(_plain, known)], noted.whole)
+    now = [*first, *known]
+    if training is not None:
+        earlier = [one[_AT] for one in noted.trainings if _plain(one) == training and _AT in one]
+        now.append({**training, _AT: min([*earlier, time.time()])})
     whole = before.whole and training is not None and len(now) <= _MOST_KNOWN
     path.parent.mkdir(parents=True, exist_ok=True)
     told = {"whole": whole, "trainings": now[-_MOST_KNOWN:]}
     write_beneath(path, layout.workspace, json.dumps(told).encode())
     return before
+
+
+def noted_meanwhile(layout: RunLayout, began: float) -> Before:
+    """Who came to the experiment after a training was noted, and before its ranks began: while it
+    waited in a scheduler's queue they may have trained, and it went on from their weights.
+
+    Args:
+        layout: of a run in whose experiment there may be others.
+        began: when its last ranks did, in seconds since 1970.
+    """
+    noted = list(_noted(_place(layout), layout.workspace).trainings)
+    own = [n for n, one in enumerate(noted) if one["training_id"] == layout.training_id]
+    later = noted[own[-1] + 1 :] if own else noted
+    return Before([_plain(one) for one in later if one.get(_AT, 0.0) < began], bool(own))
+
+
+def _waits(layout: RunLayout, training_id: str) -> bool:
+    """Whether another training, of any DAG, has a scheduler's job."""
+    runs = layout.workspace / "runs"
+    with suppress(OSError, ValueError):  # it is no name, if ranks have written that
+        return training_id != layout.training_id and any(
+            RunLayout(layout.workspace, dag.name, training_id).scheduled_job.exists()
+            for dag in runs.iterdir()
+        )
+    return False
+
+
+def _place(layout: RunLayout) -> Path:
+    return trainings_file(layout.workspace, layout.experiment_id or layout.training_id)
+
+
+def _plain(noted: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in noted.items() if name != _AT}
+
+
+def _is_another(training: Mapping[str, Any], layout: RunLayout) -> bool:
+    with suppress(LookupError, TypeError):  # its own, which have no id
+        return _is_sound(training) and training["training_id"] != layout.training_id
+    return False
 
 
 def forget_trainings(workspace: Path, experiment: str) -> None:
@@ -135,4 +195,8 @@ def _noted(path: Path, workspace: Path) -> Before:
 def _is_sound(training: Any) -> bool:
     texts = [training[name] for name in ("training_id", "dataset", "code")]
     texts += [training[name] for name in ("uri", "resolved_uri") if name in training]
-    return set(map(type, texts)) == {str} and isinstance(training["parameters"], dict)
+    return (
+        set(map(type, texts)) == {str}
+        and isinstance(training["parameters"], dict)
+        and isinstance(training.get(_AT, 0.0), float)
+    )

@@ -14,7 +14,7 @@ import pytest
 from ddl_airflow import cli
 from ddl_airflow.commands import lineage
 from ddl_airflow.core.manifest.digest import digest, earlier_digests
-from ddl_airflow.lineage.index import add
+from ddl_airflow.lineage.index import add, mark_removed
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.publication import publish
@@ -23,6 +23,7 @@ from tests.limits import within
 SCRIPT = "import ddl\nepochs = 3\n"
 # What indexes of before do not have.
 NEW = ("experiment", "went_on_from", "went_on_from_is_whole")
+INDEX = "_lineage/index.json.gz"
 
 
 @pytest.fixture
@@ -316,9 +317,65 @@ def test_what_went_on_from_weights_of_the_data_came_of_them_too(ask, training, t
     assert ask("impact", bad, results)[1] == out
 
 
+def test_an_index_of_an_experiment_with_many_trainings_stays_small(ask, results):
+    """Each record names all before it: the index would be of the square of their number."""
+
+    def read(number):
+        return {"uri": f"s3://bucket/{number}", "fingerprint": f"sha256:{number}"}
+
+    def publish_another(number):
+        others = [
+            {"training_id": f"digits-{n}", "uri": read(n)["uri"], "dataset": f"sha256:{n}"}
+            for n in range(number)
+        ]
+        record = {
+            "training_id": f"digits-{number}",
+            "manifest": {"name": "digits", "digest": "sha256:v2:m"},
+            "dataset": {**read(number), "files": 1, "bytes": 1},
+            "code": {"digest": "sha256:c", "git_commit": None},
+            "run": {
+                **{"dag_id": "digits", "run_id": f"{number}", "triggered_by": None},
+                **{"parameters": {}, "experiment": "wide"},
+            },
+            "result": {"metrics": {}, "went_on_from": others, "went_on_from_is_whole": True},
+        }
+        if number not in (7, 8):  # which failed
+            add(results, record, f"digits-{number}/{number:016x}-00000000")
+
+    def bytes_of_each():
+        ask("list", results.uri)
+        index = results.read_bytes("_lineage/index.json.gz")
+        body = json.loads(gzip.decompress(index))["publications"]
+        return len(json.dumps(body)) / len(body)
+
+    for number in range(30):
+        publish_another(number)
+    few = bytes_of_each()
+    for number in range(30, 300):
+        publish_another(number)
+    assert bytes_of_each() <= 1.5 * few
+    for number in (0, 7, 8, 150, 299):
+        code, out, _ = ask("impact", "--json", f"s3://bucket/{number}", results.uri)
+        found = {int(one["training_id"].partition("-")[2]) for one in json.loads(out)}
+        assert (code, found) == (0, {n for n in range(number, 300) if n not in (7, 8)}), number
+
+
+def test_what_went_on_from_a_training_that_was_cleared_came_of_all_its_data(
+    ask, training, tmp_path
+):
+    bad, good = "s3://bucket/bad", "s3://bucket/good"
+    wide = {"experiment": "wide", "went_on_from_is_whole": True}
+    of_bad, of_good = before(1, (("a", 1),), bad), before(1, (("a", 2),), good)
+    training(2, data=(("a", 3),), uri="s3://bucket/own", **wide, went_on_from=[of_bad, of_good])
+    for data in (bad, good):
+        code, out, err = ask("impact", "--json", data, tmp_path / "results")
+        assert (code, [one["training_id"] for one in json.loads(out)]) == (0, ["digits-2"]), data
+        assert "went on from what digits-1 had made of it" in err
+
+
 @pytest.mark.parametrize("known", [{}, {"went_on_from_is_whole": False}])
 def test_whether_older_records_of_the_experiment_are_of_the_data_nobody_knows(
-    ask, training, tmp_path, known
+    ask, results, training, tmp_path, known
 ):
     """Of before it was noted who else trained there."""
     bad, good = "s3://bucket/bad", "s3://bucket/good"
@@ -339,14 +396,70 @@ def test_whether_older_records_of_the_experiment_are_of_the_data_nobody_knows(
         assert err.count("nobody knows") == 2
 
     look()
-    index = tmp_path / "results" / "_lineage" / "index.json.gz"
-    body = json.loads(gzip.decompress(index.read_bytes()))
-    for one in body["publications"]:  # as an index of before has them
+    without_experiments(results)
+    look()
+    look()
+
+
+def without_experiments(results):
+    """The index as one of before has it."""
+    body = json.loads(gzip.decompress(results.read_bytes(INDEX)))
+    for one in body["publications"]:
         for name in NEW:
             one.pop(name, None)
-    index.write_bytes(gzip.compress(json.dumps(body).encode()))
-    look()
-    look()
+    results.put_bytes(INDEX, gzip.compress(json.dumps(body).encode()))
+
+
+def test_of_a_removed_model_of_before_nobody_knows_its_experiment(ask, results, training, tmp_path):
+    bad, good = "s3://bucket/bad", "s3://bucket/good"
+    removed = training(1, uri=good, experiment="wide")
+    ask("list", results.uri)
+    without_experiments(results)
+    shutil.rmtree(tmp_path / "results" / removed)
+    mark_removed(results, removed)
+    training(2, uri=bad, experiment="wide", went_on_from_is_whole=True)
+    training(3, uri=bad, dag_id="other")
+    code, out, err = ask("impact", "--json", bad, results.uri)
+    assert {one["training_id"] for one in json.loads(out)} == {"digits-2", "other-3"} and code == 1
+    why = "it may have been trained in experiment wide as well"
+    assert f"{removed}: nobody knows whether it was made from that: {why}" in err
+    assert ask("impact", "s3://bucket/another", results.uri)[0] == 0
+
+
+def test_records_are_read_for_experiments_once_and_only_where_that_is_asked(
+    ask, results, training, tmp_path, monkeypatch
+):
+    """Who asks may not write there; the next upload may. One of the records has been lost."""
+    bad, good = "s3://bucket/bad", "s3://bucket/good"
+    lost = training(1, uri=good, experiment="wide")
+    training(2, uri=bad, experiment="wide", went_on_from_is_whole=True)
+    ask("list", results.uri)
+    without_experiments(results)
+    shutil.rmtree(tmp_path / "results" / lost)
+    read, asked = FolderStore.read_bytes, []
+
+    def reads(self, key):
+        asked.append(f"{self.uri}/{key}")
+        return read(self, key)
+
+    def records():
+        found = [one for one in asked if one.endswith("lineage.json")]
+        asked.clear()
+        return found
+
+    monkeypatch.setattr(FolderStore, "read_bytes", reads)
+    ask("list", results.uri)
+    assert not records()
+    with monkeypatch.context() as patch:
+        patch.setattr("ddl_airflow.lineage.index._write", lambda *_: None)
+        assert ask("impact", bad, results.uri)[0] == 1
+    assert len(records()) == 2
+    monkeypatch.setattr("ddl_airflow.lineage.index._MERGED_AT", 1)
+    training(3, uri=good)
+    records()
+    code, _, err = ask("impact", bad, results.uri)
+    assert code == 1 and f"{lost}: nobody knows" in err and not records()
+    assert ask("impact", bad, results.uri, "--rebuild")[0] == 0  # the records alone count
 
 
 def test_the_list_is_filtered_and_has_the_newest_first(ask, training, tmp_path):

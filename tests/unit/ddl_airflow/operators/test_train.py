@@ -10,7 +10,7 @@ import textwrap
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import timedelta
 
 import pytest
@@ -29,7 +29,15 @@ from ddl_airflow.core.job import JobHandle, StartedJob
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StageDataStep, StoreReference, TrainStep
 from ddl_airflow.launchers.processes import marked
-from ddl_airflow.lineage.record import fix_run, has_part, measured, read_part, write_part
+from ddl_airflow.lineage.record import (
+    begin_training,
+    beginnings,
+    fix_run,
+    has_part,
+    measured,
+    read_part,
+    write_part,
+)
 from ddl_airflow.operators.base import layout_of
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
@@ -210,7 +218,8 @@ def in_experiment(workspace, tmp_path, context_of):
     def run(number, data, script=GOES_ON, experiment="wide", **more):
         (tmp_path / "scripts" / "train.py").write_text(script)
         (tmp_path / data).mkdir(exist_ok=True)
-        (tmp_path / data / "a").write_text(data)
+        if more.get("try_number", 1) == 1:  # another fingerprint each time
+            (tmp_path / data / "a").write_text(data)
         with DAG("training", schedule=None):
             dataset = StoreReference((tmp_path / data).as_uri())
             step = StageDataStep(
@@ -261,6 +270,86 @@ def test_who_goes_on_with_the_experiment_of_one_training_names_that(in_experimen
     own = training_of("training", "manual__1")
     assert in_experiment(2, "good", experiment=own) == ([(1, "bad")], False)
     assert in_experiment(3, "good", experiment=own)[0] == [(1, "bad"), (2, "good")]
+
+
+def test_who_has_an_experiment_of_its_own_names_who_came_to_it(in_experiment):
+    """It fails; another goes on from its weights; and it is tried again."""
+    own = training_of("training", "manual__1")
+    script = GOES_ON + "raise SystemExit(len(os.listdir(folder)) < 2)"
+    with pytest.raises(AirflowException):
+        in_experiment(1, "good", script, experiment=None)
+    in_experiment(2, "bad", experiment=own)
+    again = {"try_number": 2, "max_tries": 1, "experiment": None}
+    assert in_experiment(1, "good", script, **again) == ([(2, "bad")], False)
+
+
+@pytest.mark.parametrize("told", [{}, {"went_on_from_is_whole": False}])
+def test_checkpoints_of_another_workspace_may_be_of_an_experiment_that_nobody_noted(layout, told):
+    """Restored where the experiment itself is not, and gone on with there by others."""
+    layout = replace(layout, experiment_id="wide")
+    fix_run(layout, "manual__1", MADE_OF, {}, data={"uri": "s3://bucket/good"})
+    bad = {**MADE_OF, "training_id": "training-of-bad", "dataset": "sha256:bad", "uri": "s3://bad"}
+    begin_training(layout, anew=False)
+    begin_training(layout, anew=False, brought={"went_on_from": [bad, MADE_OF], **told})
+    assert beginnings(layout, time.time()) == {
+        "went_on_from": [bad],
+        "went_on_from_is_whole": False,
+    }
+    layout.experiment.mkdir(parents=True)
+    (layout.experiment / "model").touch()
+    other = replace(layout, training_id="training-other")
+    other.create()
+    fix_run(other, "manual__2", MADE_OF, {}, data={"uri": "s3://bucket/good"})
+    begin_training(other, anew=False)
+    told = beginnings(other, time.time())
+    assert told["went_on_from"][0] == bad and told["went_on_from_is_whole"] is False
+
+
+MADE_OF = {"dataset": "sha256:good", "code": "sha256:c", "manifest": "sha256:m", "parameters": {}}
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_who_waited_in_a_queue_went_on_from_those_who_did_not(
+    scheduled, cluster, context_of, workspace, is_new
+):
+    """A scheduler lets a later training of the experiment train first."""
+
+    def training(number):
+        context = context_of("training", experiment_id="wide")
+        context["dag_run"].run_id = f"manual__{number}"
+        layout = layout_of(context)
+        layout.create()
+        made_of = {**MADE_OF, "dataset": f"sha256:{number}"}
+        fix_run(layout, f"manual__{number}", made_of, {}, data={"uri": f"s3://{number}"})
+        layout.code.mkdir(exist_ok=True)
+        (layout.code / "train.py").touch()
+        return context, layout
+
+    def end(number, context, layout, wish, began):
+        for path in layout.records(1, 0).glob("rank-*.json"):
+            path.write_text(json.dumps({**json.loads(path.read_text()), "started": began}))
+        event = ended(wish.trigger)
+        layout.experiment_copy.mkdir(parents=True, exist_ok=True)
+        (layout.experiment / f"by-{number}").touch()
+        scheduled.execute_complete(context, event)
+        told = read_part(layout, "train")["result"]
+        assert told["went_on_from_is_whole"]
+        return [one["uri"] for one in told.get("went_on_from", ())]
+
+    experiment = workspace / "experiments" / "wide"
+    first, second, third = (training(number) for number in (1, 2, 3))
+    first_wish = deferred(scheduled, first[0])
+    experiment.mkdir(parents=True, exist_ok=True)
+    if not is_new:
+        (experiment / "model").touch()
+    second_wish = deferred(scheduled, second[0])
+    cluster.set(2, "succeeded")
+    assert end(2, *second, second_wish, time.time()) == ["s3://1"]
+    cluster.set(1, "succeeded")
+    began = time.time()
+    # The next one comes as soon as it may, before what the first has left is looked at.
+    deferred(scheduled, third[0])
+    assert end(1, *first, first_wish, began) == ["s3://2"]
 
 
 TELLS = """\
