@@ -216,8 +216,10 @@ class RunLayout:
         """Whether a SavedModel is in ``model``, or one alone in a folder there that is called by a
         time, as Estimators export. ``ddl_ops.saved_model`` knows both.
         """
-        pattern = "[0-9]*/saved_model.pb"
-        return (self.model / "saved_model.pb").is_file() or len([*self.model.glob(pattern)]) == 1
+        if (self.model / "saved_model.pb").is_file():
+            return True
+        found = [path.parent.name for path in self.model.glob("*/saved_model.pb")]
+        return sum(map(str.isdigit, found)) == 1
 
     @property
     def logs(self) -> Path:

@@ -38,6 +38,12 @@ _LOCK = ".horovod-lock"
 _COMMIT = ".commit"
 # Each start may write such ones, also if it gets no further.
 _LOG = re.compile(rf"{re.escape(EVENTS)}.*|.*\.(?:log|txt|csv|jsonl?)")
+# A folder that some libraries save a checkpoint as, with files of any names. Not that of a start,
+# which is called by a time.
+_STEP = re.compile(
+    r"(?:(?:checkpoint|ckpt|epoch|iter(?:ation)?|model|preempted|step|weights)[-_=.]?)?\d{1,7}",
+    re.IGNORECASE,
+)
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 # A job that was ended may take a moment to be gone.
 _LOCK_S = 5.0
@@ -286,11 +292,12 @@ class Commits:
 
 def _is_progress(key: str) -> bool:
     """Whether a file in a folder of commits is a commit, or may be one of a checkpoint's."""
-    folder, _, name = key.rpartition("/")
+    *folders, name = key.split("/")
     if LEFT_OUT.fullmatch(key) or _LOG.fullmatch(name):
         return False
-    # In a folder files may have any names: some libraries save a checkpoint as one.
-    return bool(folder) or name.endswith(_COMMIT) or CHECKPOINT.fullmatch(name) is not None
+    if any(map(_STEP.fullmatch, folders)):
+        return True
+    return name.endswith(_COMMIT) or CHECKPOINT.fullmatch(name) is not None
 
 
 @contextmanager

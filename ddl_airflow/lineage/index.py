@@ -181,8 +181,7 @@ def add(store: ObjectStore, record: Mapping[str, Any], publication: str) -> None
     listed = _listed(store)
     if len(listed) >= _MERGED_AT and (found := _read_index(store)) is not None:
         new = _read_new(store, listed)
-        known = _with(found[0], new.values())
-        _write(store, known | _completed(store, known, None), found[1], new)
+        _write(store, _with(found[0], new.values()), found[1], new)
 
 
 def mark_removed(store: ObjectStore, publication: str) -> None:
@@ -569,10 +568,11 @@ def _is_sound(one: Any) -> bool:
         if not isinstance(one["publication"], str):
             return False
         if "published" not in one:
-            return isinstance(one.get("removed", one.get("unread")), str)
+            said = isinstance(one.get("removed", one.get("unread")), str)
+            return said and "went_on_from" not in one
         texts = [one["published"], one["dag_id"], one["training_id"], one["dataset"]["uri"]]
         texts += [one["dataset"]["fingerprint"], one["code"]["digest"]]
-        for other in one.get("went_on_from", ()):
+        for other in one.get("went_on_from", []):
             texts += [other["training_id"], *other["dataset"].values()]
             texts.append(other["dataset"]["fingerprint"])
         datetime.fromisoformat(one["published"])

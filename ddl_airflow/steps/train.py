@@ -413,12 +413,18 @@ class Train(ScriptTry[TrainStep]):
                     **beginnings(layout, self._began(job)),
                     **self._proof(),
                     "wrote_model": layout.model.exists(),
-                    "wrote_saved_model": layout.has_written_model,
+                    **self._wrote_saved_model(),
                 },
                 "tries": {"train": self.context.tries},
             },
         )
         return {"world_size": job.world_size, "metrics": metrics}
+
+    def _wrote_saved_model(self) -> dict[str, bool]:
+        """Nothing where the ranks' user keeps it private, as what ``tempfile`` has made."""
+        with suppress(PermissionError):
+            return {"wrote_saved_model": self.layout.has_written_model}
+        return {}
 
     def _began(self, job: JobHandle) -> float:
         """When the ranks did, as far as they say it."""

@@ -20,6 +20,7 @@ from ddl_airflow.core.layout import (
     OWN_EXPERIMENT,
     RunLayout,
     experiments,
+    is_experiment,
     owners_file,
     owners_of,
     trainings_file,
@@ -92,7 +93,10 @@ def claim(workspace: Path, experiment: str, dag_id: str, *, in_manifest: bool) -
 
 def may_have_others(layout: RunLayout) -> bool:
     """Whether others train in the run's experiment: it has a name, or one of them named it."""
-    return bool(layout.experiment_id) or _place(layout).exists()
+    # An id that is too long to be named as an experiment may be too long for that file's name.
+    return bool(layout.experiment_id) or (
+        is_experiment(layout.training_id) and _place(layout).exists()
+    )
 
 
 def note_training(
@@ -178,7 +182,8 @@ def _is_another(training: Mapping[str, Any], layout: RunLayout) -> bool:
 
 def forget_trainings(workspace: Path, experiment: str) -> None:
     """Of an experiment that was removed."""
-    trainings_file(workspace, experiment).unlink(missing_ok=True)
+    if is_experiment(experiment):  # else it has no such file: see ``may_have_others``
+        trainings_file(workspace, experiment).unlink(missing_ok=True)
 
 
 def _noted(path: Path, workspace: Path) -> Before:

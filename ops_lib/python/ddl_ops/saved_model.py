@@ -103,17 +103,14 @@ def _transformed(arguments: argparse.Namespace, leftovers: checkpoints.Leftovers
             for checkpoint, why in exported.skipped
         ]
         newest, last = exported.checkpoint, max(leftovers.steps, default=0)
-        if (
-            leftovers.base_graph
-            and newest == leftovers.checkpoints[0]
-            and (newest.step or last) < last
-        ):
+        is_first = arguments.checkpoint == "latest" and newest == leftovers.checkpoints[0]
+        if leftovers.base_graph and is_first and (newest.step or last) < last:
             warnings.append(
                 f"{newest.path.name} was taken, the newest; {last} is a higher step, and was saved "
                 f"before it, as by an earlier try. Set transform.checkpoint to {last} if that is "
                 f"meant."
             )
-        if (doubted := leftovers.doubted) and newest == leftovers.checkpoints[0]:
+        if (doubted := leftovers.doubted) and is_first:
             why = "has no step" if newest.step is None else "has the highest step"
             warnings.append(
                 f"{newest.path.name} was taken, which {why}; {doubted.path.name} has the latest "

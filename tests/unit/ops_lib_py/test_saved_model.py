@@ -224,7 +224,8 @@ def test_a_step_below_that_of_an_earlier_try_is_taken_with_a_warning(bench: Benc
     assert (report["checkpoint"], report["checkpoint_step"]) == ("m-40", 40)
     (warning,) = report["warnings"]
     assert warning.startswith("m-40 was taken, the newest; 100 is a higher step")
-    assert bench.succeed("--checkpoint", "5")["warnings"] == []
+    for meant in ("5", "40"):
+        assert bench.succeed("--checkpoint", meant)["warnings"] == []
 
 
 def test_signatures_are_those_that_servers_of_2018_know(bench: Bench, tf: Any) -> None:
@@ -359,7 +360,8 @@ def test_times_of_a_copy_are_warned_of(bench: Bench) -> None:
         "not in the order of a training, as of files that were copied. Set transform.checkpoint to "
         "the step that is meant."
     ]
-    assert bench.succeed("--checkpoint", "5")["warnings"] == []
+    for meant in ("5", "100"):
+        assert bench.succeed("--checkpoint", meant)["warnings"] == []
 
 
 def test_nothing_trained(empty: Bench) -> None:

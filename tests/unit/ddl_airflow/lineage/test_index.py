@@ -134,6 +134,8 @@ def test_a_damaged_record_or_entry_hides_no_other(store):
         store.put_bytes(f"{place(number)}/lineage.json", text)
         store.put_bytes(f"{place(number)}/_SUCCESS", b"{}")
         store.put_bytes(f"_lineage/new/{number}.json", text)
+    removed = {"publication": place(5), "removed": "2026-11-30", "went_on_from": 5}
+    store.put_bytes("_lineage/new/5.json", json.dumps(removed).encode())
     assert known(store) == [place(1)]
 
 

@@ -1329,6 +1329,20 @@ def test_a_training_that_gets_nowhere_waits_longer_each_time_and_fails_in_the_en
     assert not layout.scheduled_job.exists()
 
 
+def test_a_model_that_the_ranks_user_keeps_private_is_left_to_transform(
+    train, layout, context_of, monkeypatch
+):
+    """As what `tempfile.mkdtemp` has made, and the script has moved to its place."""
+
+    def has_written_model(_layout):
+        raise PermissionError(13, "Permission denied", "model/saved_model.pb")
+
+    monkeypatch.setattr(RunLayout, "has_written_model", property(has_written_model))
+    train("print('trained')").execute(context_of("training", 1))
+    result = read_part(layout, "train")["result"]
+    assert "wrote_saved_model" not in result and result["wrote_model"] is False
+
+
 def test_a_job_that_had_its_nodes_for_long_is_not_taken_to_have_got_nowhere(layout):
     """Its script may have saved by itself, and not know of preemptions."""
     for number, held_s in enumerate((5, 5, 5, 3600), 1):

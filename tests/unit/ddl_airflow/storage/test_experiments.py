@@ -7,7 +7,7 @@ import pytest
 
 from ddl_airflow.core.errors import FileRefused, SettingInvalid
 from ddl_airflow.core.layout import RunLayout, training_id
-from ddl_airflow.storage.experiments import claim
+from ddl_airflow.storage.experiments import claim, forget_trainings, may_have_others
 
 
 def test_an_experiment_is_the_dags_that_had_it_first(tmp_path):
@@ -65,3 +65,11 @@ def test_a_folder_that_is_nobodys_is_claimed_by_nobody(tmp_path):
         claim(tmp_path, name, "a", in_manifest=False)
         with pytest.raises(SettingInvalid, match="is an experiment of a"):
             claim(tmp_path, name, "b", in_manifest=False)
+
+
+def test_a_training_whose_id_is_as_long_as_a_files_name_may_be_has_its_experiment_alone(tmp_path):
+    run = "manual__2026-11-30T02:15:00.123456+00:00"
+    layout = RunLayout(tmp_path, "d" * 200, training_id("d" * 200, run, "site"))
+    assert len(layout.training_id) > 250
+    assert not may_have_others(layout)
+    forget_trainings(tmp_path, layout.training_id)
