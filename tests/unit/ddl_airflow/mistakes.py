@@ -230,9 +230,15 @@ MISTAKES = {
         of=PLAIN,
     ),
     "a part of Horovod that is not here": Mistake(
-        "No module named 'horovod.data'",
-        "coming-from-horovod.md",
+        "has no horovod.data",
+        "tf.data",
         script={"import os\n": "import horovod.data\nimport os\n"},
+        of=PLAIN,
+    ),
+    "a module of Horovod that is not here": Mistake(
+        "No module named 'horovod.tensorflow.data'",
+        "coming-from-horovod.md",
+        script={"import os\n": "import horovod.tensorflow.data\nimport os\n"},
         of=PLAIN,
     ),
     "memory that is not there": Mistake(
