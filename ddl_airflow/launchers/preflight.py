@@ -351,11 +351,15 @@ def run_mpirun(
     ):
         assert process.stdout is not None  # a pipe
         began = time.monotonic()
-        while chunk := _read(process.stdout.fileno(), began + limit - time.monotonic()):
-            said += chunk
-            if not started and said.count(b"\n") >= hosts:
-                started, took = True, time.monotonic() - began
-                limit = took + max(limit_s, min(_ANSWERS * took, _MOST_S)) + pairs_s
+        try:
+            while chunk := _read(process.stdout.fileno(), began + limit - time.monotonic()):
+                said += chunk
+                if not started and said.count(b"\n") >= hosts:
+                    started, took = True, time.monotonic() - began
+                    limit = took + max(limit_s, min(_ANSWERS * took, _MOST_S)) + pairs_s
+        except BaseException:  # as of who cancels the task: the exit waits for its end
+            process.kill()
+            raise
         if chunk is None:
             process.kill()
         code = process.wait()

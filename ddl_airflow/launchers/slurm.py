@@ -234,27 +234,22 @@ class SlurmLauncher:
 
         Raises:
             SubmitFailed: Slurm refuses it, cannot be reached, or is not installed.
+            LaunchError: it gave no answer.
         """
         job = submission.job
         make_folders(job)
         share_lock(job)
         try:
             said = _slurm(submission.argv, submission.script, submission.env, job.user, _SUBMIT_S)
+            if said.returncode:
+                raise _refused(said.stderr)
         except LaunchError as error:
-            if isinstance(error, SubmitFailed):  # there is no sbatch
-                raise
-            # Slurm may have taken the job all the same, and nobody would look after it.
+            # Slurm may have taken the job though its answer came too late, or not at all: nobody
+            # would look after it.
             with suppress(LaunchError):
-                if (taken := self.find(self.expected(job))).number:
+                if error.retryable and (taken := self.find(self.expected(job))).number:
                     return taken
             raise
-        if said.returncode:
-            refused = _refused(said.stderr)
-            # The controller may have taken a job though its answer came too late.
-            with suppress(LaunchError):
-                if refused.retryable and (taken := self.find(self.expected(job))).number:
-                    return taken
-            raise refused
         *_, last = said.stdout.split()  # a site's plug-in may say something before
         return replace(self.expected(job), number=int(last.partition(";")[0]))
 

@@ -572,15 +572,17 @@ def _is_sound(one: Any) -> bool:
             return said and "went_on_from" not in one
         texts = [one["published"], one["dag_id"], one["training_id"], one["dataset"]["uri"]]
         texts += [one["dataset"]["fingerprint"], one["code"]["digest"]]
+        texts.append(one["dataset"].get("resolved_uri", ""))
         for other in one.get("went_on_from", []):
-            texts += [other["training_id"], *other["dataset"].values()]
-            texts.append(other["dataset"]["fingerprint"])
+            data = other["dataset"]
+            texts += [other["training_id"], data["fingerprint"], *data.values()]
         datetime.fromisoformat(one["published"])
         # Of each of many: sets of types are the quickest to look at.
         return (
             set(map(type, texts)) == {str}
             and {int, float, bool}.issuperset(map(type, one["metrics"].values()))
             and isinstance(one["parameters"], dict)
+            and isinstance(one.get("experiment"), str | None)
             and isinstance(one["code"]["git_commit"], str | None)
         )
     except DAMAGED:

@@ -276,7 +276,7 @@ def _removed(
             with alone_in(place, "cleaning", makes_room=True) if place else nullcontext():
                 for folder, where in zip(folders, aside, strict=True):
                     folder.rename(where)
-                    if what == "experiment":
+                    if folder.parent == experiments(folder.parent.parent):
                         forget_trainings(folder.parent.parent, folder.name)
         except PlaceTaken:
             return

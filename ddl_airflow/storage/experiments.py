@@ -202,6 +202,7 @@ def _is_sound(training: Any) -> bool:
     texts += [training[name] for name in ("uri", "resolved_uri") if name in training]
     return (
         set(map(type, texts)) == {str}
+        and "manifest" in training
         and isinstance(training["parameters"], dict)
         and isinstance(training.get(_AT, 0.0), float)
     )

@@ -355,11 +355,11 @@ void Engine::ServeRequest(Request* next, std::optional<Clock::time_point>* first
 }
 
 Status Engine::CheckUnambiguous(const Request& served) {
-  if (served.IsCancelled() || topology_.size == 1) return Status();
+  if (served.ordered || served.IsCancelled() || topology_.size == 1) return Status();
   bool found = false, two_sessions = false;
   const auto look_at = [&](const std::deque<Request>& requests) {
     for (const Request& one : requests) {
-      if (one.IsCancelled() || !AreAmbiguous(one, served)) continue;
+      if (!AreAmbiguous(one, served) || one.IsCancelled()) continue;
       found = true;
       two_sessions = two_sessions || one.session != served.session;
     }

@@ -60,8 +60,8 @@ class Engine {
   // Whether tensors in the memory of GPUs travel by NCCL: as on every other rank.
   bool UsesNccl();
 
-  // Takes a request and returns. Its `done` gets FailedPrecondition before Start or after Leave,
-  // and in a forked child; why the start failed, if it did.
+  // Takes a request and returns. Its `done` gets FailedPrecondition before Start has connected the
+  // ranks or after Leave, and in a forked child; why the start failed, if it did.
   void Submit(Request request);
 
   // Some request has been cancelled: its flag is set, and nobody waits for its `done`. If it has
@@ -95,8 +95,8 @@ class Engine {
   Request* NextRequest();
   // The same where rank 0 has chosen which. Null: the others no longer wait for it.
   Request* ChosenRequest();
-  // An error, which breaks the group, if another session waits for what has the name of `served`:
-  // another rank may have served the other one's in its place.
+  // An error, which breaks the group, if another session, or another run of a graph, waits for what
+  // has the name of `served`: another rank may have served the other one's in its place.
   Status CheckUnambiguous(const Request& served);
   // Fails what other ranks have cancelled, moves what was submitted to the request queue, and drops
   // what was cancelled here.

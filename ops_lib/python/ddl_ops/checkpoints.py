@@ -336,7 +336,8 @@ def _newest_first(
     if not are_of_training:
         found = sorted(at, key=lambda one: math.inf if one.step is None else one.step, reverse=True)
     first = found[0]
-    noted = next((one for one in found if one.path.name == _noted_in(one.path.parent)), None)
+    notes = {folder: _noted_in(folder) for folder in {one.path.parent for one in found}}
+    noted = next((one for one in found if one.path.name == notes[one.path.parent]), None)
     if noted is None:
         return found, (by_time[0] if first != by_time[0] else None)
     # What was saved with write_state=False is not noted; but copies may have other times. A Saver
@@ -368,7 +369,9 @@ def _by_time(at: Mapping[Checkpoint, int]) -> list[Checkpoint]:
     while left:
         newest = left[0]
         for one in left:
-            if at[left[0]] - at[one] <= _ONE_TIME_NS and is_after(one, newest):
+            if at[left[0]] - at[one] > _ONE_TIME_NS:
+                break
+            if is_after(one, newest):
                 newest = one
         found.append(newest)
         left.remove(newest)

@@ -166,7 +166,10 @@ def try_written(arguments: argparse.Namespace) -> dict[str, Any]:
     export_dir = arguments.export_dir
     written = _written_in(export_dir) or export_dir
     if written == export_dir and (others := _others_than_a_model(export_dir)):
-        raise TransformError(f"{export_dir} has no {_SAVED_MODEL}, but {others}.")
+        raise TransformError(
+            f"{export_dir} has no {_SAVED_MODEL}, but {others}. Write the SavedModel to "
+            f"$RESULT_DIR/model itself, or one alone to $RESULT_DIR/model/<time>."
+        )
     sample = _sample(arguments)
     tf = _tensorflow()
     seen, warnings = serving_trial.run(

@@ -284,8 +284,8 @@ def _export_graph(
                     raise
                 listed = ", ".join(sorted(name.decode() for name in names)[:5])
                 raise TransformError(
-                    f"{path}: {exported.checkpoint.path.name} gives no value to {listed}: the "
-                    f"Saver that has exported the base graph saves other variables alone. Export "
+                    f"{path}: {exported.checkpoint.path.name} gives no value to {listed}: the base "
+                    f"graph was exported by a Saver that saves only some of its variables. Export "
                     f"it by tf.train.export_meta_graph, and save all of its variables."
                 ) from error
             builder.save()

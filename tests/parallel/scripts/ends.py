@@ -11,7 +11,7 @@ from collections.abc import Callable
 import ddl
 import tensorflow as tf
 from ddl_ops import collectives
-from speech import RANK, say
+from speech import RANK, SLOWNESS, say
 
 HOW = sys.argv[1]
 
@@ -134,7 +134,7 @@ elif HOW == "gradients of two threads":
         for thread in threads:
             thread.join()
     else:
-        time.sleep(1.0)
+        time.sleep(2.0 * SLOWNESS)  # until rank 0 has asked for both
         say_gradient(summed, 1.0)
 elif HOW == "free-standing left":
     if RANK == 1:

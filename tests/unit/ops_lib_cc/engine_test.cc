@@ -122,12 +122,14 @@ TEST(AnAllocationThatFailsInTheEngineIsAnErrorOfItsRequests) {
 
 // What each session of rank 1 asks for could be either's of rank 0.
 TEST(TwoSessionsThatAskForOneNameAtOnceAreAnErrorOnAllRanks) {
+  SharedCount asked;
   RunProcesses(2, [&](ddl::HostGroup& group) {
     StartEngine(&group);
-    for (const uint64_t second : {1, 2}) {  // one session may ask for it twice
-      if (group.rank() == 1) usleep(100'000);  // until rank 0 has asked for both
+    for (const int second : {1, 2}) {  // one session may ask for it twice
+      if (group.rank() == 1) asked.Await(second);
       float values[2] = {1, 1};
       std::future<ddl::Status> sums[] = {BeginSum(&values[0], 1), BeginSum(&values[1], second)};
+      if (group.rank() == 0) asked.Add();
       for (int i = 0; i < 2; ++i) {
         const ddl::Status ended = sums[i].get();
         if (second == 1) {
@@ -145,11 +147,13 @@ TEST(TwoSessionsThatAskForOneNameAtOnceAreAnErrorOnAllRanks) {
 
 // As where two threads run a function that one has traced: its gradients have one name.
 TEST(TwoRunsThatAskForOneNameAtOnceAreAnErrorOnAllRanks) {
+  SharedCount asked;
   RunProcesses(2, [&](ddl::HostGroup& group) {
     StartEngine(&group);
-    if (group.rank() == 1) usleep(100'000);  // until rank 0 has asked for both
+    if (group.rank() == 1) asked.Await(1);
     float values[2] = {1, 1};
     std::future<ddl::Status> sums[] = {BeginSum(&values[0], 1, 1), BeginSum(&values[1], 1, 2)};
+    if (group.rank() == 0) asked.Add();
     for (int i = 0; i < 2; ++i) {
       const ddl::Status ended = sums[i].get();
       if (group.rank() == 1 && i == 0) continue;  // it may have been done before

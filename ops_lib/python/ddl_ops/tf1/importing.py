@@ -77,7 +77,8 @@ class _Finder(MetaPathFinder):
         if name == "keras" and gone.has_legacy():  # it meant Keras 2 then
             return importlib.util.spec_from_loader(name, _Known("tf_keras.api._v1.keras"))
         if name.startswith("keras.") and gone.has_legacy():
-            # By _find_spec(), which importlib.util.find_spec() calls as well, for who only asks.
+            # Python asks by _find_spec(), whose caller tells an import from
+            # importlib.util.find_spec(), which only asks.
             is_import = sys._getframe(2).f_code.co_name == "_find_and_load_unlocked"
             return _find_in_keras(name, path, is_import)
         if name == "learn_runner" and PathFinder.find_spec(name, path, target) is None:

@@ -225,6 +225,17 @@ def test_the_search_for_one_host_logs_in_nowhere_more_often_than_sshd_allows() -
     assert most < 10
 
 
+def test_who_cancels_the_look_does_not_wait_for_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cancelled(*_: object) -> bytes:
+        raise InterruptedError
+
+    monkeypatch.setattr(preflight, "_read", cancelled)
+    began = time.monotonic()
+    with pytest.raises(InterruptedError):
+        preflight.run_mpirun(["sleep", "120"], 2)
+    assert time.monotonic() - began < 60
+
+
 def test_a_slow_link_is_no_slow_host() -> None:
     links = speeds("abcd", 1e9) | {("a", "c"): 1e8}
     assert slow_hosts(links) == {}

@@ -136,6 +136,11 @@ def test_a_damaged_record_or_entry_hides_no_other(store):
         store.put_bytes(f"_lineage/new/{number}.json", text)
     removed = {"publication": place(5), "removed": "2026-11-30", "went_on_from": 5}
     store.put_bytes("_lineage/new/5.json", json.dumps(removed).encode())
+    whole = index.summary(record(1), place(1), "2026-11-30T00:00:00+00:00")
+    odd = {"dataset": whole["dataset"] | {"resolved_uri": []}}
+    for number, wrong in ((6, {"experiment": []}), (7, odd)):
+        one = whole | {"publication": place(number)} | wrong
+        store.put_bytes(f"_lineage/new/{number}.json", json.dumps(one).encode())
     assert known(store) == [place(1)]
 
 

@@ -21,7 +21,8 @@ _LEVELS = {"trace": "info", "debug": "info", "info": "info"}
 _BYTES_OF_FLOAT = 4
 # No file: start_timeline() would name one.
 _DYNAMIC = "DYNAMIC"
-# Set for every script by whoever starts ranks, or for that, or without anything to do here.
+# Set for every script by whoever starts ranks, or read by whoever does, or without anything to do
+# here.
 _SILENT = frozenset(
     """
     HOROVOD_RANK HOROVOD_SIZE HOROVOD_LOCAL_RANK HOROVOD_LOCAL_SIZE HOROVOD_CROSS_RANK
