@@ -28,6 +28,8 @@ BUCKET = "staging"
 _TAKES_S = 600.0
 _GONE_S = 4.0  # until Ceph has given back the memory of what was deleted
 CAPACITY = 12 * 2**30  # bytes of memory for it, which a busy Ceph gives back late
+# The first Ceph that keeps checksums, as Amazon S3 does. Source: release notes of Ceph.
+_CHECKSUMS_SINCE = 20
 
 
 class Data(NamedTuple):
@@ -111,18 +113,28 @@ class Program:
         }
 
 
-def variables(endpoint_url: str, key: str, secret: str) -> dict[str, str]:
-    """What all programs need in their environment to find the store."""
-    return {
+_NO_CHECKSUMS = {
+    "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+    "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
+}
+
+
+def variables(
+    endpoint_url: str, key: str, secret: str, *, checksums: bool = False
+) -> dict[str, str]:
+    """What all programs need in their environment to find the store.
+
+    Args:
+        checksums: whether the store takes the checksums that SDKs send by default.
+    """
+    kept = {} if checksums else _NO_CHECKSUMS
+    return kept | {
         "AWS_ACCESS_KEY_ID": key,
         "AWS_SECRET_ACCESS_KEY": secret,
         "AWS_ENDPOINT_URL": endpoint_url,
         "S3_ENDPOINT_URL": endpoint_url,
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
-        # Ceph 16 takes no checksum trailers.
-        "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
-        "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
         "RCLONE_CONFIG_PEER_TYPE": "s3",
         "RCLONE_CONFIG_PEER_PROVIDER": "Ceph",
         "RCLONE_CONFIG_PEER_ENV_AUTH": "true",
@@ -234,13 +246,15 @@ def run(sets: Sequence[Data], ways: Sequence[str], rounds: int, home: Path) -> d
     peers, mine = environments.staging().python.parent, environments.ours()
     with CephObjectStore(home / "store", capacity=CAPACITY) as store:
         key, secret = store.add_user("owner")
-        known = variables(store.endpoint_url, key, secret)
+        ceph = store.version()
+        checksums = ceph[0] >= _CHECKSUMS_SINCE
+        known = variables(store.endpoint_url, key, secret, checksums=checksums)
         s5cmd = Program("s5cmd", [str(peers / "s5cmd")], known)
         aws = Program("aws-cli", [str(peers / "aws")], known)
         rclone = Program("rclone", [str(peers / "rclone")], known)
         module = [str(mine.python), "-m", "benchmarks.staging.ours"]
         ours = Program(OURS, module, known | mine.variables())
-        versions, starts = {}, {}
+        versions, starts = {"Ceph": ".".join(map(str, ceph))}, {}
         for peer, asked in ((s5cmd, "version"), (aws, "--version"), (rclone, "version")):
             began = time.monotonic()
             versions[peer.name] = peer.run([asked]).splitlines()[0]
@@ -262,15 +276,14 @@ def run(sets: Sequence[Data], ways: Sequence[str], rounds: int, home: Path) -> d
             if "up" in ways:
                 rows += measure_up(programs, data, folder, rounds, clear)
             if "down" in ways:  # put there by somebody else's program, as most data is
-                place = f"s3://{BUCKET}/{data.prefix}/"
-                s5cmd.run(["--log", "error", "cp", f"{folder}/*", place])
+                (aws if checksums else s5cmd).up(data, folder, data.prefix)
                 shutil.rmtree(folder)
                 rows += measure(programs, data, home, rounds)
                 clear(data.prefix)
             else:
                 shutil.rmtree(folder)
         client.close()
-    print(f"\n\n{table(rows)}\n")
+    print(f"\n\n{table(rows)}\n\nCeph {versions['Ceph']}")
     for name, took in starts.items():
         print(f"{name}, {versions[name]}: {report.time_text(took)} to start and say so")
     for row in rows:

@@ -7,6 +7,7 @@ is lost at the end.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -225,6 +226,15 @@ class CephObjectStore:
     def pids(self) -> tuple[int, ...]:
         """Of its running processes."""
         return tuple(process.pid for process in self._processes)
+
+    def version(self) -> tuple[int, ...]:
+        """That of the gateway, such as (16, 2, 15)."""
+        said = subprocess.run(
+            ["radosgw", "--version"], capture_output=True, text=True, timeout=within(30), check=True
+        ).stdout
+        found = re.match(r"ceph version (\d+)\.(\d+)\.(\d+)", said)
+        assert found is not None, said
+        return tuple(map(int, found.groups()))
 
     def admin(self, *arguments: str) -> Any:
         """What ``radosgw-admin`` answers, parsed."""
