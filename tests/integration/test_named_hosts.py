@@ -80,7 +80,7 @@ def test_ranks_fill_the_hosts_one_by_one_and_their_lines_name_them(hosts, call, 
     assert code == 0, err
     said = f"{tmp_path} set by hand half a line"
     assert lines == [f"[rank {n}] host{2 + n // 2} {said}" for n in range(4)]
-    # With a single connection at a time Open MPI may remark that ssh ran before it had set its group.
+    # With one connection at a time Open MPI may remark that ssh ran before it had set its group.
     *theirs, note = [line for line in err.splitlines() if "Warning: setpgid" not in line]
     assert sorted(theirs) == [f"[rank {n}] to stderr" for n in range(4)]
     assert note.startswith("ddl-run: The 4 ranks trained apart")  # as where they run on this host
