@@ -160,8 +160,11 @@ def _show(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(record, indent=2))
     else:
+        serves = _in_production(store, record)
+        if serves is None and "://" not in options.uri:  # moved, with a link where it was
+            serves = _in_production(publication_at(Path(absolute(options.uri)).as_uri()), record)
         try:
-            story = described_training(record, store.uri, _in_production(store, record))
+            story = described_training(record, store.uri, serves)
         except DAMAGED as error:
             raise _no_lineage(store, error) from error
         print(story)

@@ -33,7 +33,7 @@ class AirflowConnection:
     Attributes:
         conn_id: its name.
         conn_type: what it is to, such as ``ssh``.
-        host: of an object store the endpoint, with its scheme.
+        host: of type ``ddlstore`` the endpoint, with its scheme.
         extra: what its type knows besides.
     """
 
@@ -57,6 +57,9 @@ class AirflowConnection:
     def secrets(self) -> list[str]:
         """What nobody else may read: not in a log, and not where a log quotes it as JSON."""
         found = [self.password, *map(self.text, _SECRET_EXTRAS)]
+        session = self.extra.get("session_kwargs")  # of earlier versions of the amazon provider
+        if isinstance(session, Mapping):
+            found.append(str(session.get("aws_session_token") or "").strip())
         if given := self.extra.get("keyfile_dict"):  # of the type google_cloud_platform
             with suppress(ValueError, TypeError, AttributeError):
                 key = str((json.loads(given) if isinstance(given, str) else given)["private_key"])

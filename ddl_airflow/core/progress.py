@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -9,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ _PIECE = 1 << 20
 _MOST = 16 * _PIECE
 # For the record of a training that has ended: what was measured once may stand long before the end.
 _MOST_OF_ALL = 256 * _PIECE
-
+_MOST_STALE = 3  # times that it is read once more
 
 # A script writes these lines, and may write anything: what is beyond is no progress.
 MAX_LINE = 16 * 1024
@@ -264,9 +266,18 @@ def everything_told(path: Path, root: Path) -> Progress:
     Args:
         path: the file; it need not be there.
         root: no link beneath it is followed.
+
+    Raises:
+        OSError: the file system does not give it.
     """
-    told = Progress()
-    with suppress(FileRefused):
-        for text in Tail(path, 0, root).read(ended=True, most=_MOST_OF_ALL):
-            told.feed(text)
+    for tries in count(1):
+        told = Progress()
+        try:
+            with suppress(FileRefused):
+                for text in Tail(path, 0, root).read(ended=True, most=_MOST_OF_ALL):
+                    told.feed(text)
+            break
+        except OSError as error:
+            if error.errno != errno.ESTALE or tries > _MOST_STALE:  # of NFS: to be opened again
+                raise
     return told

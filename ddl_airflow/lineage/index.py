@@ -240,7 +240,7 @@ def read_index(
             with suppress(StagingError):  # it may be another's to write there
                 _write(store, _with(known, new.values()), before and before[1], new)
     else:
-        known = found[0]
+        known = _by_own_names(store, found[0])
         names: list[str] = []
         if len(known) <= _MOST_COMPARED:
             with suppress(StagingError):  # who asks may not list them
@@ -250,7 +250,7 @@ def read_index(
         missed = _missed(store, so_far, names) | restored
         if experiments:
             missed |= _completed(store, so_far, progress)
-        if missed:
+        if missed or known != found[0]:
             known = known | missed
             with suppress(StagingError):
                 _write(store, _with(known, new.values()), found[1], new)
@@ -411,6 +411,21 @@ def _completed(
             if progress is not None:
                 progress(number, len(lacking))
     return completed
+
+
+def _by_own_names(store: ObjectStore, known: dict[str, Summary]) -> dict[str, Summary]:
+    """The same, without what an earlier version of ours has counted by a person's link as well."""
+    folders = {name.partition("/")[0] for name, one in known.items() if "removed" not in one}
+    links = {
+        name
+        for name in folders
+        if not re.fullmatch(OWN_EXPERIMENT, name) and own_name(store, name) != name
+    }
+    own = {name: one for name, one in known.items() if name.partition("/")[0] not in links}
+    for name in known.keys() - own.keys():
+        its = own_name(store, name)
+        own.setdefault(its, known[name] | {"publication": its})
+    return own
 
 
 def _misses_named(store: ObjectStore, known: Mapping[str, Summary], pointer: ReadPointer) -> bool:

@@ -266,7 +266,10 @@ def begin_training(
     if may_have_others(layout):
         others = Before(brought.get("went_on_from", ()), brought.get(IS_WHOLE, False))
         in_experiment = note_training(
-            *(layout, _training(layout), _owner_of_experiment(layout)), others if brought else None
+            layout,
+            _training(layout),
+            _owner_of_experiment(layout),
+            others if brought else None,
         )
         # Also where the run starts again: the experiment stays.
         known += in_experiment.trainings

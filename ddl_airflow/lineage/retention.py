@@ -131,7 +131,14 @@ def clean_results(
 def _is_older(
     place: ObjectStore, objects: Mapping[str, StoredObject], age_s: float, now: Callable[[], float]
 ) -> bool:
-    """Whether it is so long ago that anything changed there, where these objects are, by key."""
+    """Whether nothing has changed in a place for so long.
+
+    Args:
+        place: a publication, or what a training has saved.
+        objects: what was listed there, by key.
+        age_s: for how long, in seconds.
+        now: seconds since 1970.
+    """
     then = now() - age_s
     if any(obj.modified >= then for obj in objects.values()):
         return False

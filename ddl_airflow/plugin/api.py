@@ -6,6 +6,7 @@ But for one: a TensorBoard is started.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -123,12 +124,12 @@ def app() -> FastAPI:
 
     @api.get("/trainings")
     def trainings(
-        dag_id: str = "", may: Callable[[Iterable[str]], set[str]] = among
-    ) -> JSONResponse:
+        request: Request, dag_id: str = "", may: Callable[[Iterable[str]], set[str]] = among
+    ) -> Response:
         place = workspace()
         lines, left_out = known.read(place, may, dag_id)
         told = {"trainings": _with_pointers(lines, pointers), "left_out": left_out}
-        return _answer(told | {"no_workspace": _lacking(place)})
+        return _unless_known(_answer(told | {"no_workspace": _lacking(place)}), request)
 
     @api.get("/rights/{dag_id}")
     def rights_over(said: dict[str, bool] = rights) -> dict[str, bool]:
@@ -201,7 +202,7 @@ def app() -> FastAPI:
     @api.get("/graph/{dag_id}/{run_id:path}", dependencies=[may_read])
     def graph(dag_id: str, run_id: str, fresh: bool = False) -> JSONResponse:
         if fresh:
-            pointers.forget()
+            pointers.forget(dag_id)
         return _answer(read_graph(_layout(dag_id, run_id), pointers, lineages))
 
     def opened(rank: int, dag_id: str, run_id: str) -> BinaryIO:
@@ -259,6 +260,15 @@ def _tokens() -> Tokens:
 def _answer(said: Mapping[str, Any]) -> JSONResponse:
     # As it is: FastAPI would go through all of it once more.
     return JSONResponse(sendable(said))
+
+
+def _unless_known(answer: Response, request: Request) -> Response:
+    """The answer; or only that the browser has it from before, which then gives it to the page."""
+    tag = f'"{hashlib.sha256(answer.body).hexdigest()}"'
+    if tag in request.headers.get("If-None-Match", ""):
+        return Response(status_code=304, headers={"ETag": tag})
+    answer.headers["ETag"] = tag
+    return answer
 
 
 def _lacking(place: Path) -> str:

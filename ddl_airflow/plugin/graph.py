@@ -106,12 +106,14 @@ class Pointers:
                 place, answer = self._waiting[store].popleft()
             answer.set_result(_read(*place))
 
-    def forget(self) -> None:
-        """The next question asks the stores again."""
+    def forget(self, dag_id: str) -> None:
+        """The next question about a DAG asks its store again."""
         with self._lock:
-            self._asked.clear()
-            self._said.clear()
-            self._waiting.clear()
+            for place in [one for one in self._asked if one[2] == dag_id]:
+                del self._asked[place]
+                self._said.pop(place, None)
+            for store, waiting in self._waiting.items():
+                self._waiting[store] = deque(one for one in waiting if one[0][2] != dag_id)
 
 
 def _store_of(uri: str, conn_id: str) -> str:

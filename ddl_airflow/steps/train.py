@@ -373,14 +373,15 @@ class Train(ScriptTry[TrainStep]):
     def _result(
         self, job: JobHandle, progress: Progress, came: StagedDataset | None = None
     ) -> dict[str, Any]:
-        layout = self.layout
+        layout, records = self.layout, read_records(job)
         self._say_communication()
-        self._warn_of_shared_files(job)
+        self._warn_of_shared_files(records)
         if layout.experiment_id and not layout.experiment_copy.is_dir():
             raise LaunchError(
                 f"the training has ended well, and its job left no copy of experiment "
                 f"{layout.experiment_id} in {layout.experiment_copy}. See logs/launcher.log."
             )
+        started = [one["started"] for one in records.values() if "started" in one]
         # Of all tries of this training: the last may have found it done, and have told nothing.
         told = everything_told(layout.progress, layout.workspace)
         lost = self._say_not_finite(told.measurements)
@@ -403,14 +404,14 @@ class Train(ScriptTry[TrainStep]):
             "train",
             {
                 **dataset,
-                "environment": self._environment(job),
+                "environment": self._environment(job, records),
                 "result": {
                     "metrics": metrics,
                     "measurements": [one.dump() for one in told.measurements],
                     **({"not_finite": lost} if lost else {}),
                     "steps": steps,
                     "goodput": used,
-                    **beginnings(layout, self._began(job)),
+                    **beginnings(layout, min(started, default=math.inf)),
                     **self._proof(),
                     "wrote_model": layout.model.exists(),
                     **self._wrote_saved_model(),
@@ -425,11 +426,6 @@ class Train(ScriptTry[TrainStep]):
         with suppress(PermissionError):
             return {"wrote_saved_model": self.layout.has_written_model}
         return {}
-
-    def _began(self, job: JobHandle) -> float:
-        """When the ranks did, as far as they say it."""
-        told = [one["started"] for one in read_records(job).values() if "started" in one]
-        return min(told, default=math.inf)
 
     def _proof(self) -> dict[str, Any]:
         if not self.step.prove:
@@ -497,9 +493,9 @@ class Train(ScriptTry[TrainStep]):
             words = ["python", "-m", "ddl_ops.resume", "--aside", str(aside), str(folder)]
             self.run_once(name, shlex.join(words), layout.logs / "resume", env)
 
-    def _warn_of_shared_files(self, job: JobHandle) -> None:
+    def _warn_of_shared_files(self, records: Mapping[int, dict[str, Any]]) -> None:
         layout = self.layout
-        shared = written_by_several(read_records(job))
+        shared = written_by_several(records)
         for name, ranks in list(shared.items())[:_MOST_SHARED]:
             self.log.warning(
                 "%s each wrote %s, which may be damaged: save on rank 0 only "
@@ -524,8 +520,7 @@ class Train(ScriptTry[TrainStep]):
         else:
             self.log.info("communication | %s", line)
 
-    def _environment(self, job: JobHandle) -> dict[str, Any]:
-        records = read_records(job)
+    def _environment(self, job: JobHandle, records: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
         ranks = [records[n] for n in range(job.world_size)]
         return {
             "framework": self.step.framework,

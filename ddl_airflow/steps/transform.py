@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddl_airflow.core import environment, errors
 from ddl_airflow.core.beneath import read_object
@@ -17,6 +17,9 @@ from ddl_airflow.core.plan import TransformStep
 from ddl_airflow.lineage.record import drop_parts, has_part, read_part, write_part
 from ddl_airflow.steps.base import ScriptTry
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 _KINDS = {"CheckpointMissing": errors.CheckpointMissing, "ModelRejected": errors.ModelRejected}
 # What ddl_ops.saved_model and ddl_ops.serving_trial write into the report.
 _REPORTED = (
@@ -26,6 +29,7 @@ _REPORTED = (
 )
 _LONGEST = 10_000
 _MOST_NAMED = 8
+_SAVED_MODEL = "saved_model.pb"
 
 
 class Transform(ScriptTry[TransformStep]):
@@ -56,10 +60,7 @@ class Transform(ScriptTry[TransformStep]):
 
     def _own_commands(self) -> dict[str, Any]:
         layout = self.layout
-        if has_part(layout, "train") and not read_part(layout, "train")["result"]["wrote_model"]:
-            # Of an earlier try: SavedModelBuilder refuses a folder that is there, and what is found
-            # in the end must be what these commands wrote.
-            self._remove_model()
+        self._remove_earlier()
         for number, command in enumerate(self.step.commands):
             check_command(command, layout.code, self.python)
             name = f"transform-{self.context.try_number}-{number}"
@@ -76,22 +77,42 @@ class Transform(ScriptTry[TransformStep]):
         commands = [without_written_secrets(command) for command in self.step.commands]
         return {"transform": commands} | report
 
-    def _remove_model(self) -> None:
-        model = self.layout.model
-        # And what was moved from there, or each time that transform is cleared would leave more.
-        for folder in (model, *model.parent.glob(f"{model.name}.of-training*")):
-            if folder.is_symlink():  # which rmtree leaves
-                folder.unlink()
-            shutil.rmtree(folder, ignore_errors=True)
-        if model.exists():  # its script may have closed it to all but the ranks' user
+    def _remove_earlier(self) -> None:
+        """The model of an earlier try: SavedModelBuilder refuses a folder that is there, and what
+        is found in the end must be what these commands wrote.
+        """
+        layout = self.layout
+        if not has_part(layout, "train"):
+            return
+        trained, model = read_part(layout, "train")["result"], layout.model
+        # What was moved from there, or each time that transform is cleared would leave more.
+        moved = sorted(model.parent.glob(f"{model.name}.of-training*"))
+        if not trained["wrote_model"]:
+            self._remove([model, *moved])
+        elif trained.get("wrote_saved_model", True) or not (model / _SAVED_MODEL).is_file():
+            return  # what is there may be the training's
+        elif moved:
+            self._remove([model])
+            moved[0].rename(model)
+        else:
+            self._remove([model / _SAVED_MODEL])
+
+    def _remove(self, paths: list[Path]) -> None:
+        for path in paths:
+            if path.is_symlink() or path.is_file():  # which rmtree leaves
+                with suppress(PermissionError):
+                    path.unlink()
+            shutil.rmtree(path, ignore_errors=True)
+        path = paths[0]
+        if path.exists():  # its script may have closed it to all but the ranks' user
             name = f"remove-{self.context.try_number}"
-            words = ["rm", "-rf", str(model)]
+            words = ["rm", "-rf", str(path)]
             with suppress(errors.JobFailed):
                 self.run_once(name, shlex.join(words), self.layout.logs / "remove", {})
-        if model.exists():
+        if path.exists():
             raise errors.TransformError(
-                f"{model}, of an earlier try, cannot be removed. It is of user id "
-                f"{model.stat().st_uid}: remove it as that user, and clear transform."
+                f"{path}, of an earlier try, cannot be removed. It is of user id "
+                f"{path.stat().st_uid}: remove it as that user, and clear transform."
             )
 
     def _built_in(self) -> dict[str, Any]:

@@ -545,7 +545,7 @@ class FolderStore:
                 raise
 
     def _is_another_name(self, path: Path) -> bool:
-        """Of a folder that is in here, or was."""
+        """Whether it is a link to a folder in here, there or gone, that counts by another name."""
         if self._names is None or not path.is_symlink():
             return False
         real = Path(os.path.realpath(path))
@@ -655,7 +655,7 @@ class FolderStore:
 
     @property
     def endpoint(self) -> str:
-        """None: it is the host's own."""
+        """Empty: the host's own file system has none."""
         return ""
 
     @property

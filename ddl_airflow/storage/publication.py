@@ -310,11 +310,12 @@ def published_at(marker: Mapping[str, Any], modified: float) -> float:
 
 
 def missing_from(publication: ObjectStore) -> list[str]:
-    """Keys of a publication that are not there, to be read as they were put; the marker too.
+    """Keys of files that a publication's marker lists, and that cannot be read there as they were
+    put: they are gone, changed, or in an archive. The marker's key alone, where that holds for it.
 
-    Sizes and ETags are compared. What has another ETag alone is read, for so is each file of
-    results that were moved or restored. So is what is in an archive, which is as good as missing
-    until somebody restores it.
+    Sizes and ETags are compared. A file of which only the ETag differs is read and its SHA-256
+    compared: after results were moved or restored that is so of each. What is in an archive cannot
+    be read until somebody restores it.
     """
     marker: Mapping[str, Any] = {}
     with suppress(ObjectArchived):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -267,9 +266,9 @@ def client_by_connection(connection: AirflowConnection) -> Any:
     """A boto3 S3 client by a connection of type ``ddlstore`` or ``aws``.
 
     Contacts nobody. The extra may have region_name, ca_bundle or verify, aws_session_token, what
-    ``s3_settings`` reads and, of type ``aws``, endpoint_url, and region_name in session_kwargs. One
-    of type ``aws`` without keys has those that every AWS tool finds, and without an endpoint
-    theirs; its host is passed over.
+    ``s3_settings`` reads and, of type ``aws``, endpoint_url, and region_name and aws_session_token
+    in session_kwargs. One of type ``aws`` without keys has those that every AWS tool finds, and
+    one without an endpoint theirs; its host is passed over.
 
     Raises:
         ConnectionInvalid: a key is missing, the endpoint is none, keys are to be found in a way
@@ -277,31 +276,36 @@ def client_by_connection(connection: AirflowConnection) -> Any:
     """
     name, extra = connection.conn_id, connection.extra
     _check_who_asks(connection)
+    amazons = connection.conn_type == "aws"
+    if (connection.login or connection.password or not amazons) and not (
+        connection.login and connection.password
+    ):
+        missing = "secret access key" if connection.login else "access key ID"
+        raise ConnectionInvalid(f"connection {name!r} has no {missing}. Enter it.")
     endpoint = _of_s3(extra).get("endpoint_url") or None
-    if connection.login or connection.password or connection.conn_type != "aws":
-        if not (connection.login and connection.password):
-            missing = "secret access key" if connection.login else "access key ID"
-            raise ConnectionInvalid(f"connection {name!r} has no {missing}. Enter it.")
-        if connection.host:
-            port = f":{connection.port}" if connection.port else ""
-            endpoint = f"{connection.host}{port}"
-    else:
-        if connection.host:  # which may hold a password: not shown
-            _log.warning(
-                "connection %r: its host is passed over, as by the amazon provider. Write it as "
-                "endpoint_url into the extra, or take it out",
-                name,
-            )
-        endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL") or None
-    return s3_client(
+    if connection.host and amazons:  # it may hold a password: not shown
+        _log.warning(
+            "connection %r: its host is passed over, as by the amazon provider. Write it as "
+            "endpoint_url into the extra, or take it out",
+            name,
+        )
+    elif connection.host:
+        port = f":{connection.port}" if connection.port else ""
+        endpoint = f"{connection.host}{port}"
+    session = _session_kwargs(extra)
+    token = extra.get("aws_session_token") or session.get("aws_session_token")
+    client = s3_client(
         endpoint,
         connection.login or None,
         connection.password or None,
-        extra.get("region_name") or _session_kwargs(extra).get("region_name") or None,
+        extra.get("region_name") or session.get("region_name") or None,
         extra.get("ca_bundle") or (None if extra.get("verify") == "" else extra.get("verify")),
         settings=s3_settings(extra),
-        session_token=connection.text("aws_session_token") or None,
+        session_token=str(token).strip() if token else None,
     )
+    if endpoint is None:  # boto3 has found one in the environment, or has Amazon's
+        _check_endpoint(client.meta.endpoint_url, repr(client.meta.endpoint_url))
+    return client
 
 
 def _session_kwargs(extra: Mapping[str, Any]) -> Mapping[str, Any]:

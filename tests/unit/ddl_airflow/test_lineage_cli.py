@@ -555,8 +555,11 @@ def test_what_production_names_by_a_link_is_in_production(ask, training, results
         assert code == 0
         found = [(one["publication"], one["production"]) for one in json.loads(out)]
         assert found == [(place, True)]
-    if not deep:
-        _, out, _ = ask("show", results.path / place)
+    elsewhere = results.path.parent / "served"
+    elsewhere.symlink_to(results.path / place)
+    names = [results.path / place.replace(name, link) for link in (name, "current")]
+    for one in names if deep else [*names, elsewhere]:
+        _, out, _ = ask("show", one)
         assert "model, 1 file, 0.0 MiB, in production" in out
 
 

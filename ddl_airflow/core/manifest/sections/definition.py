@@ -59,7 +59,7 @@ _OF_THE_SHELL = _SOURCES | frozenset(
 # What prepares a training, or looks at what there is, and trains nothing itself.
 _NO_TRAINING = frozenset(
     """
-    pip conda mamba apt apt-get apk dnf yum git wget curl aws gsutil s3cmd rsync scp
+    apt apt-get apk dnf yum git wget curl aws gsutil s3cmd rsync scp
     unzip zip tar gzip gunzip bzip2 bunzip2 xz unxz
     mkdir rmdir cp mv rm ln touch chmod chown ls cat head tail wc sort du df tee
     echo printf env printenv pwd date sleep true : test [ which
@@ -313,9 +313,9 @@ def _prepares(words: list[str]) -> bool:
     program, given = left[0].rpartition("/")[2], left[1:]
     if _PYTHON.fullmatch(program):
         return given[:2] == ["-m", "pip"] or given in (["-V"], ["--version"])
-    if re.fullmatch("pip[0-9.]*", program):
-        return True
-    return program in _NO_TRAINING and not (program in ("conda", "mamba") and "run" in given[:1])
+    if program in ("conda", "mamba"):
+        return given[:1] != ["run"]
+    return program in _NO_TRAINING or re.fullmatch("pip[0-9.]*", program) is not None
 
 
 def _bare(command: str) -> str:

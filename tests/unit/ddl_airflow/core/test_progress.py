@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 
@@ -77,6 +78,30 @@ def test_what_was_told_long_before_the_end_is_known(tmp_path):
     told = everything_told(path, tmp_path)
     assert told.metrics == {"val_accuracy": 0.97, "loss": 0.5}
     assert (told.step, told.wrong) == (999, 0)
+
+
+@pytest.mark.parametrize("times", [1, 3, 4])
+def test_a_file_whose_handle_is_stale_is_opened_again(tmp_path, monkeypatch, times):
+    """As NFS says it of a file that was open while its server was replaced."""
+    path = tmp_path / "progress.jsonl"
+    path.write_text(lines(step(1.0, 1, "script", loss=0.5)))
+    stale = [OSError(errno.ESTALE, "Stale file handle")] * times
+    opened = progress_module.open_beneath
+
+    def open_now(*args):
+        if stale:
+            raise stale.pop()
+        return opened(*args)
+
+    monkeypatch.setattr(progress_module, "open_beneath", open_now)
+    if times > 3:
+        with pytest.raises(OSError, match="Stale"):
+            everything_told(path, tmp_path)
+    else:
+        assert everything_told(path, tmp_path).metrics == {"loss": 0.5}
+    with pytest.raises(IsADirectoryError):  # which another look does not mend
+        monkeypatch.setattr(progress_module, "open_beneath", lambda *_: path.parent.open())
+        everything_told(path, tmp_path)
 
 
 def test_rate_and_eta_come_from_the_recent_steps():

@@ -110,6 +110,25 @@ def test_the_same_publication_again_keeps_its_time_and_its_place(store):
     assert read_index(store) == [before]
 
 
+def test_what_an_earlier_version_counted_by_a_link_as_well_counts_once(store):
+    for number in range(3):
+        publish(store, number)
+    (store.path / "current").symlink_to("digits-1")
+    (store.path / "best").symlink_to("digits-2")
+    read_index(store)
+    of_then, version = index._read_index(store)
+    by_link = place(1).replace("digits-1", "current")
+    of_then[by_link] = of_then[place(1)] | {"publication": by_link}
+    by_link = place(2).replace("digits-2", "best")
+    of_then[by_link] = of_then.pop(place(2)) | {"publication": by_link}
+    store.delete([f"{place(0)}/{name}" for name in ("lineage.json", "_SUCCESS")])
+    index._write(store, of_then, version, [])
+    for _ in range(2):
+        assert sorted(known(store)) == [place(number) for number in range(3)]
+        assert list(lost(store).gone) == [place(0)]  # which is not forgotten by that
+        assert sorted(index._read_index(store)[0]) == sorted(known(store))
+
+
 def test_a_removed_one_is_known_as_that(store):
     publish(store, 1)
     read_index(store)

@@ -80,6 +80,32 @@ def test_a_model_of_an_earlier_try_is_not_taken_for_this_ones(
     assert not any(map(os.path.lexists, (layout.model, *besides)))
 
 
+@pytest.mark.parametrize("moved", [True, False])
+def test_an_earlier_model_is_not_taken_where_the_training_has_other_files_there(
+    transform, layout, context_of, monkeypatch, moved
+):
+    """It was moved from the folder of a time, where own commands export as Estimators do."""
+    said = {"wrote_model": True, "wrote_saved_model": False, "metrics": {}, "measurements": []}
+    write_part(layout, "train", {"result": said})
+    of_training = layout.result / "model.of-training" if moved else layout.model
+    for folder in {layout.model, of_training}:
+        folder.mkdir()
+    (of_training / "vocabulary.txt").touch()
+    (layout.model / "saved_model.pb").write_text("of the try before")
+    taken = []
+    monkeypatch.setattr(
+        Transform,
+        "_saved_model",
+        lambda *_: {"there": taken.extend(sorted(layout.result.rglob("*.*")))},
+    )
+    writes = WRITES.replace("/model", "/model/1525000000")
+    transform(writes, commands=["python export.py"]).execute(context_of("forming"))
+    assert [str(path.relative_to(layout.result)) for path in taken] == [
+        "model/1525000000/saved_model.pb",
+        "model/vocabulary.txt",
+    ]
+
+
 @pytest.mark.parametrize("by_its_user", [True, False])
 def test_a_model_that_is_closed_to_airflow_is_removed_by_its_user_or_the_step_fails(
     transform, layout, context_of, monkeypatch, by_its_user

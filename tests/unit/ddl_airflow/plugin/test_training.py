@@ -948,6 +948,52 @@ def test_a_store_that_is_away_delays_and_hides_no_other(workspace, client, monke
     until(lambda: set(in_production().values()) == {True}, 20)
 
 
+def test_after_a_decision_the_stores_of_its_dag_alone_are_asked_anew(
+    workspace, tmp_path, client, monkeypatch
+):
+    """A page could have all stores asked again and again, for everybody."""
+    from ddl_airflow.plugin import graph
+
+    asked = []
+
+    def read(uri, conn_id, dag_id):
+        asked.append(dag_id)
+        return {"production": None, "latest": None}
+
+    monkeypatch.setattr(graph, "_read", read)
+    for dag_id in ("digits", "letters"):
+        place = {"publication": f"file:///r/{dag_id}/c", "results": {"uri": "file:///r"}}
+        kept(workspace, dag_id, "one", {"state": "published", "step": "upload_results"} | place)
+
+    def asks(*paths):
+        asked.clear()
+        for path in paths:
+            assert client.get(path).json()["unknown"] == ""
+        return sorted(asked)
+
+    both = ("/graph/digits/one", "/graph/letters/one")
+    assert asks(*both) == ["digits", "letters"] and asks(*both) == []
+    assert asks("/graph/digits/one?fresh=true", *both) == ["digits"]
+
+
+def test_a_list_that_has_not_changed_is_not_sent_again(workspace, client):
+    """A page asks every 2 seconds, and of 2000 trainings that is megabytes."""
+    kept(workspace, "digits", "one", {"state": "failed", "step": "train"})
+    first = client.get("/trainings")
+    tag = first.headers["ETag"]
+    assert len(first.json()["trainings"]) == 1 and first.headers["Cache-Control"] == "no-cache"
+    # A proxy that compresses makes it a weak one.
+    for known in (tag, f"W/{tag}"):
+        again = client.get("/trainings", headers={"If-None-Match": known})
+        assert (again.status_code, again.content, again.headers["ETag"]) == (304, b"", tag)
+        assert again.headers["Cache-Control"] == "no-cache"
+    other = client.get("/trainings?dag_id=others", headers={"If-None-Match": tag})
+    assert other.status_code == 200 and other.json()["trainings"] == []
+    kept(workspace, "digits", "two", {"state": "failed", "step": "train"})
+    changed = client.get("/trainings", headers={"If-None-Match": tag})
+    assert changed.status_code == 200 and len(changed.json()["trainings"]) == 2
+
+
 def test_whose_pointer_is_not_known_is_said(layout):
     from ddl_airflow.plugin.graph import Pointers, read_graph
 

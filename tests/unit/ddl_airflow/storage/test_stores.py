@@ -173,11 +173,33 @@ def test_the_environment_opens_what_needs_no_connection_of_airflow(tmp_path, mon
     assert open_by_environment(tmp_path.as_uri()).uri == tmp_path.as_uri()
 
 
+@pytest.mark.parametrize("keys", [{}, {"login": "AKID", "password": "secret"}])
+def test_the_environments_endpoint_is_the_one_that_boto3_finds(
+    keys_of_this_host, monkeypatch, keys
+):
+    """That of S3 alone goes before that of all services, as under Airflow."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://localhost:2")
+    assert by_aws({}, **keys)[0].endpoint == "http://localhost:2"
+    assert open_by_environment("s3://bucket/a").endpoint == "http://localhost:2"
+    assert (
+        by_aws({"endpoint_url": "http://localhost:3"}, **keys)[0].endpoint == "http://localhost:3"
+    )
+    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
+    assert by_aws({"region_name": "eu-west-1"}, **keys)[0].endpoint.endswith("amazonaws.com")
+    monkeypatch.delenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://planted:planted@localhost:2")
+    for opens in (lambda: by_aws({}, **keys), lambda: open_by_environment("s3://bucket/b")):
+        with pytest.raises(ConnectionInvalid, match="holds credentials") as refused:
+            opens()
+        assert "planted" not in str(refused.value)
+
+
 @pytest.fixture
 def keys_of_this_host(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDOFTHISHOST")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secretOfThisHost")
-    for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
+    for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -223,6 +245,11 @@ def test_a_connections_session_token_goes_with_its_keys(keys_of_this_host):
     _, signs_with = by_aws(extra, login="ASIA", password="secret")
     assert signs_with == ("ASIA", "secret", "planted-token")
     assert "planted-token" in AirflowConnection("c", "aws", extra=extra).secrets()
+    # Where earlier versions of the amazon provider had it, and where it still finds it.
+    earlier = {"endpoint_url": "http://localhost:1", "session_kwargs": {"aws_session_token": "old"}}
+    assert by_aws(earlier, login="ASIA", password="secret")[1] == ("ASIA", "secret", "old")
+    assert by_aws(extra | earlier, login="ASIA", password="secret")[1][-1] == "planted-token"
+    assert "old" in AirflowConnection("c", "aws", extra=earlier).secrets()
 
 
 @pytest.mark.parametrize(
@@ -263,14 +290,15 @@ def test_login_and_password_go_before_a_profile(keys_of_this_host):
         assert signs_with == ("AKID", "secret", None)
 
 
-def test_the_host_of_an_aws_connection_without_keys_is_passed_over(keys_of_this_host, caplog):
-    """As the amazon provider does with each host."""
+@pytest.mark.parametrize("keys", [{}, {"login": "AKID", "password": "secret"}])
+def test_the_host_of_an_aws_connection_is_passed_over(keys_of_this_host, caplog, keys):
+    """As the amazon provider does: a run by hand went to another store than Airflow's."""
     for host in ("s3.eu-west-1.amazonaws.com", "https://planted@minio.example.com"):
-        store, signs_with = by_aws({"region_name": "eu-west-1"}, host=host, port=9000)
-        assert signs_with == ("AKIDOFTHISHOST", "secretOfThisHost", None)
+        store, signs_with = by_aws({"region_name": "eu-west-1"}, host=host, port=9000, **keys)
+        assert signs_with[0] == ("AKID" if keys else "AKIDOFTHISHOST")
         assert store._client.meta.endpoint_url == "https://s3.eu-west-1.amazonaws.com"
         endpoint = {"endpoint_url": "http://localhost:1"}
-        assert by_aws(endpoint, host=host)[0].endpoint == "http://localhost:1"
+        assert by_aws(endpoint, host=host, **keys)[0].endpoint == "http://localhost:1"
     assert "connection 'my_s3': its host is passed over" in caplog.text
     assert "Write it as endpoint_url" in caplog.text and "planted" not in caplog.text
 
