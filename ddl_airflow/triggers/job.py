@@ -48,9 +48,10 @@ class JobTrigger(BaseTrigger):
     A triggerer that starts again looks at the same job again. The scheduler's not answering is said
     and outlasted, and so is the file system's: the job goes on. So is for ten minutes what nobody
     has foreseen, for Airflow gives up the job of a trigger that raises; a connection that Airflow
-    does not tell; and, once the job has been seen, whatever else is in the way. When a person
-    fails, clears or deletes the task, Airflow calls ``on_kill``, which cancels the job; it does so
-    from the triggerer that runs the trigger, so not while none runs.
+    does not tell; and, once the job has been seen, be it by a triggerer before this one, whatever
+    else is in the way. When a person fails, clears or deletes the task, Airflow calls ``on_kill``,
+    which cancels the job; it does so from the triggerer that runs the trigger, so not while none
+    runs.
 
     The triggerer must have the scheduler's commands, and see the workspace. One that has not fires
     at once, and says so; the job goes on.
@@ -170,6 +171,8 @@ class JobTrigger(BaseTrigger):
         if self._noted:
             return
         try:
+            # As by a triggerer before this one.
+            self._seen = self._started.monitored
             self._started.mark_monitored()
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
             raise LaunchError(
@@ -183,8 +186,8 @@ class JobTrigger(BaseTrigger):
         """What the scheduler says next, with what the job has reported by then."""
         handle = self._started.handle
         try:
-            scheduler = await _reached(handle)
             await in_workspace(self._watch)
+            scheduler = await _reached(handle)
             told = await monitor_of(scheduler).told(handle, self.interval_s)
             status = await in_workspace(scheduler.conclude, handle, told)
             self._seen, self._failing = True, None
