@@ -51,9 +51,10 @@ class Refused(LaunchError):
     """
 
     def __init__(self, code: int, reason: str, said: str) -> None:
-        # A server that is overloaded, or that is just being replaced, is asked again; so is one
-        # where somebody else has changed, in that moment, what the object counts for: a quota.
-        passes = code >= 500 or code == 429 or reason == "Conflict"
+        # A server that is overloaded, that is just being replaced, or that forgot the rest of a
+        # list (410) is asked again; so is one where somebody else has changed, in that moment, what
+        # the object counts for: a quota.
+        passes = code >= 500 or code in (410, 429) or reason == "Conflict"
         super().__init__(f"Kubernetes' API server: {said.rstrip('.')}.", retryable=passes)
         self.code = code
         self.reason = reason
@@ -194,7 +195,7 @@ class Cluster:
         try:
             return self._object(self._ask("GET", f"{_path(namespace, kind)}/{name}"))
         except Refused as refused:
-            if refused.code == 404:
+            if self._is_absent(refused):
                 return None
             raise
 
@@ -208,16 +209,23 @@ class Cluster:
         try:
             self._ask("DELETE", f"{_path(namespace, kind)}/{name}", body)
         except Refused as refused:
-            if refused.code not in (404, 409):  # 409: another one has that name by now
+            # 409: another one has that name by now.
+            if refused.code != 409 and not self._is_absent(refused):
                 raise
 
     def list(self, namespace: str, kind: str, **query: str) -> list[dict[str, Any]]:
         """All objects of the kind that the query, such as ``labelSelector``, selects."""
         found: list[dict[str, Any]] = []
-        more = ""
+        more, anew = "", False
         while True:
             asked = {"limit": str(_PAGE), **query, **({"continue": more} if more else {})}
-            answer = self._ask("GET", _path(namespace, kind), query=asked)
+            try:
+                answer = self._ask("GET", _path(namespace, kind), query=asked)
+            except Refused as refused:
+                if refused.code != 410 or not more or anew:
+                    raise
+                found, more, anew = [], "", True  # the server keeps the rest for some minutes
+                continue
             try:
                 found += map(self._object, answer["items"] or ())
                 more = (answer.get("metadata") or {}).get("continue", "")
@@ -225,6 +233,12 @@ class Cluster:
                 raise self._other(f"no list of {kind}s") from error
             if not more:
                 return found
+
+    def _is_absent(self, refused: Refused) -> bool:
+        """Whether there is no such object; raises for a 404 that need not be Kubernetes' own."""
+        if refused.code == 404 and refused.reason != "NotFound":
+            raise self._other("HTTP status 404 and no reason") from refused
+        return refused.code == 404
 
     def _object(self, one: Any) -> dict[str, Any]:
         """What is one of the server's; raises for what is none, and would be found out late."""

@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -518,6 +519,95 @@ def test_other_json_in_place_of_an_answer_is_none(tmp_path, monkeypatch, said):
         for ask in asked:
             with pytest.raises(LaunchError, match="proxy.*may run on") as caught:
                 ask()
+            assert caught.value.retryable
+
+
+class Absent(BaseHTTPRequestHandler):
+    """Of all that is asked for there is nothing, which its server has the words for."""
+
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.end_headers()
+        self.wfile.write(self.server.lists["said"])  # type: ignore[attr-defined]
+
+    do_DELETE = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def absent(tmp_path, monkeypatch) -> Iterator[HTTPServer]:
+    """A server that has nothing, which the kubeconfig names."""
+    monkeypatch.delenv("HTTP_PROXY", raising=False)
+    monkeypatch.delenv("http_proxy", raising=False)
+    with listing(Absent) as one:
+        (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig_of("one", one=(one, "vision"))))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        yield one
+
+
+@pytest.mark.parametrize("page", [b"<html>404 page not found</html>", b'{"status": "no route"}'])
+def test_a_gateway_that_finds_no_server_is_no_word_on_a_job(absent, tmp_path, page):
+    """Whoever cancelled a job heard that all was well, and it ran on."""
+    absent.lists["said"] = page  # type: ignore[attr-defined]
+    launcher, job = KubernetesLauncher(), job_in(tmp_path, "one/train-1")
+    for ask in (
+        lambda: launcher.find(launcher.expected(job)),
+        lambda: launcher.cancel(launcher.expected(job)),
+        lambda: Cluster().delete("vision", "Job", "one", "0001-1"),
+    ):
+        with pytest.raises(LaunchError, match=r"404.*proxy.*may run on") as caught:
+            ask()
+        assert caught.value.retryable
+
+
+def test_a_job_that_is_not_there_is_none(absent, tmp_path):
+    said = {"kind": "Status", "reason": "NotFound", "message": "jobs.batch not found"}
+    absent.lists["said"] = json.dumps(said).encode()  # type: ignore[attr-defined]
+    launcher, job = KubernetesLauncher(), job_in(tmp_path, "one/train-1")
+    assert launcher.find(launcher.expected(job)).number == 0
+    launcher.cancel(launcher.expected(job))
+    Cluster().delete("vision", "Job", "one", "0001-1")
+
+
+class Paged(BaseHTTPRequestHandler):
+    """Gives a list of two pages, and has forgotten its first so many before the second."""
+
+    def do_GET(self) -> None:
+        asked = parse_qs(urlsplit(self.path).query)
+        left = self.server.lists  # type: ignore[attr-defined]
+        code, said = 200, {"items": [{"metadata": {"name": "b"}}], "metadata": {}}
+        if "continue" not in asked:
+            said = {"items": [{"metadata": {"name": "a"}}], "metadata": {"continue": "more"}}
+        elif left["forgotten"] > 0:
+            left["forgotten"] -= 1
+            message = "The provided continue parameter is too old"
+            code, said = 410, {"kind": "Status", "reason": "Expired", "message": message}
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(json.dumps(said).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("forgotten", [1, 1000])
+def test_a_list_of_which_the_server_forgot_the_rest_is_asked_for_anew(
+    tmp_path, monkeypatch, forgotten
+):
+    monkeypatch.delenv("HTTP_PROXY", raising=False)
+    monkeypatch.delenv("http_proxy", raising=False)
+    with listing(Paged) as one:
+        one.lists["forgotten"] = forgotten  # type: ignore[attr-defined]
+        (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig_of("one", one=(one, "vision"))))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        if forgotten == 1:
+            found = Cluster().list("vision", "Pod")
+            assert [pod["metadata"]["name"] for pod in found] == ["a", "b"]
+        else:
+            with pytest.raises(Refused, match="too old") as caught:
+                Cluster().list("vision", "Pod")
             assert caught.value.retryable
 
 
