@@ -43,7 +43,8 @@ class _NotTold(LaunchError):
 class JobTrigger(BaseTrigger):
     """Looks at a job now and then, says how it goes, and fires when it has ended.
 
-    One question asks for the jobs of all triggers of a triggerer: ``ddl_airflow.triggers.monitor``.
+    One question asks for the jobs of all triggers of a triggerer, at each of a scheduler's places:
+    ``ddl_airflow.triggers.monitor``.
 
     A triggerer that starts again looks at the same job again. The scheduler's not answering is said
     and outlasted, and so is the file system's: the job goes on. So is for ten minutes what nobody
@@ -188,7 +189,7 @@ class JobTrigger(BaseTrigger):
         try:
             await in_workspace(self._watch)
             scheduler = await _reached(handle)
-            told = await monitor_of(scheduler).told(handle, self.interval_s)
+            told = await monitor_of(scheduler, handle).told(handle, self.interval_s)
             status = await in_workspace(scheduler.conclude, handle, told)
             self._seen, self._failing = True, None
         except Exception as error:
