@@ -1089,6 +1089,39 @@ def test_a_credential_plugin_that_is_not_there_is_named(plugin):
     assert caught.value.retryable is False
 
 
+def test_a_certificate_of_a_credential_plugin_is_in_files_for_a_moment(tls, plugin, monkeypatch):
+    one, context = tls
+    program = plugin("good")
+    certificate, key = certify(program.parent)
+    context.load_verify_locations(certificate)
+    context.verify_mode = ssl.CERT_REQUIRED
+    version = "client.authentication.k8s.io/v1"
+    status = {"clientCertificateData": certificate.read_text(), "clientKeyData": key.read_text()}
+    said = {"apiVersion": version, "kind": "ExecCredential", "status": status}
+    (program.parent / "said").write_text(json.dumps(said))
+    program.write_text(
+        '#!/bin/sh\ncd "$(dirname "$0")"\necho "$KUBERNETES_EXEC_INFO" > told\ncat said'
+    )
+    authority = base64.b64encode((program.parents[1] / "certificate").read_bytes()).decode()
+    path = program.parents[1] / "kubeconfig"
+    told = json.loads(path.read_text())
+    told["users"][0]["user"]["exec"]["provideClusterInfo"] = True
+    about = {"server": f"https://127.0.0.1:{one.server_address[1]}"}
+    told["clusters"][0]["cluster"] = {**about, "certificate-authority-data": authority}
+    path.write_text(json.dumps(told))
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    temporary = program.parent / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setattr("ddl_airflow.launchers.kubernetes.api.usual_base", lambda: temporary)
+    with pytest.raises(Refused, match="Unauthorized"):  # it wants a token beside
+        Cluster().list("vision", "Job")
+    assert list(temporary.iterdir()) == []
+    info = json.loads((program.parent / "told").read_text())
+    assert info["spec"]["cluster"]["certificate-authority-data"] == authority
+
+
 def test_who_was_nobody_reads_the_credentials_anew(plugin, tmp_path):
     """As where the kubeconfig was read while somebody wrote it."""
     path = tmp_path / "kubeconfig"
