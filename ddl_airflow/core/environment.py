@@ -237,7 +237,8 @@ VARIABLES = (
     ),
     _variable(
         "TF_NUM_INTRAOP_THREADS OMP_NUM_THREADS",
-        "the host's cores divided by its ranks, unless set",
+        "the cores that a host's ranks may use (affinity, a container's CPU limit), divided by "
+        "them, unless set",
     ),
     _variable(
         "PYTHONUNBUFFERED TF_CPP_MIN_LOG_LEVEL",

@@ -43,14 +43,16 @@ class _NotTold(LaunchError):
 class JobTrigger(BaseTrigger):
     """Looks at a job now and then, says how it goes, and fires when it has ended.
 
-    One question asks for the jobs of all triggers of a triggerer: ``ddl_airflow.triggers.monitor``.
+    One question asks for the jobs of all triggers of a triggerer, at each of a scheduler's places:
+    ``ddl_airflow.triggers.monitor``.
 
     A triggerer that starts again looks at the same job again. The scheduler's not answering is said
     and outlasted, and so is the file system's: the job goes on. So is for ten minutes what nobody
     has foreseen, for Airflow gives up the job of a trigger that raises; a connection that Airflow
-    does not tell; and, once the job has been seen, whatever else is in the way. When a person
-    fails, clears or deletes the task, Airflow calls ``on_kill``, which cancels the job; it does so
-    from the triggerer that runs the trigger, so not while none runs.
+    does not tell; and, once the job has been seen, be it by a triggerer before this one, whatever
+    else is in the way. When a person fails, clears or deletes the task, Airflow calls ``on_kill``,
+    which cancels the job; it does so from the triggerer that runs the trigger, so not while none
+    runs.
 
     The triggerer must have the scheduler's commands, and see the workspace. One that has not fires
     at once, and says so; the job goes on.
@@ -170,6 +172,8 @@ class JobTrigger(BaseTrigger):
         if self._noted:
             return
         try:
+            # As by a triggerer before this one.
+            self._seen = self._started.monitored
             self._started.mark_monitored()
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
             raise LaunchError(
@@ -183,9 +187,9 @@ class JobTrigger(BaseTrigger):
         """What the scheduler says next, with what the job has reported by then."""
         handle = self._started.handle
         try:
-            scheduler = await _reached(handle)
             await in_workspace(self._watch)
-            told = await monitor_of(scheduler).told(handle, self.interval_s)
+            scheduler = await _reached(handle)
+            told = await monitor_of(scheduler, handle).told(handle, self.interval_s)
             status = await in_workspace(scheduler.conclude, handle, told)
             self._seen, self._failing = True, None
         except Exception as error:

@@ -2,9 +2,9 @@
 
 A triggerer may wait for hundreds of jobs. Each asking for its own would start a process per job
 and look, and fill the threads that all triggers of the triggerer share as soon as the scheduler
-hangs. So one question per interval goes out for all of them, or for all of each user that they
-run as, from a thread that does nothing else; and what cancels jobs, touches the workspace, or lists
-a dataset has threads of its own.
+hangs. So one question per interval goes out for all of them at one place, such as a cluster, or for
+all of each user that they run as, from a thread that does nothing else; and what cancels jobs,
+touches the workspace, or lists a dataset has threads of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from ddl_airflow.core.job import JobHandle
@@ -25,7 +25,9 @@ _Result = TypeVar("_Result")
 # Cancellations and looks at the workspace under way at the same time.
 _THREADS = 4
 _SILENT_S = 60.0
-_MONITORS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Monitor]] = WeakKeyDictionary()
+# By kind and place.
+_Monitors: TypeAlias = dict[tuple[str, str], "Monitor"]
+_MONITORS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Monitors] = WeakKeyDictionary()
 
 
 @cache
@@ -74,21 +76,22 @@ async def answered(
     return await asyncio.shield(looking)
 
 
-def monitor_of(scheduler: Scheduler) -> Monitor:
-    """Returns the monitor of all jobs of that kind in this event loop."""
+def monitor_of(scheduler: Scheduler, handle: JobHandle) -> Monitor:
+    """Returns the monitor of all jobs of that kind, and at the job's place, in this event loop."""
     of_loop = _MONITORS.setdefault(asyncio.get_running_loop(), {})
-    return of_loop.setdefault(scheduler.kind, Monitor(scheduler))
+    return of_loop.setdefault((scheduler.kind, handle.place), Monitor(scheduler))
 
 
 class Monitor:
-    """One question per interval about the jobs that somebody waits for, of each user.
+    """One question per interval about the jobs that somebody waits for at a place, of each user.
 
     Args:
-        scheduler: is asked.
+        scheduler: is asked, by one thread.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._thread = ThreadPoolExecutor(1, f"ddl-{scheduler.kind}-ask")
         self._waiting: list[tuple[JobHandle, asyncio.Future[Told]]] = []
         self._asking: asyncio.Task[None] | None = None
         self._asked = 0.0
@@ -123,9 +126,8 @@ class Monitor:
 
     async def _ask_for(self, waiting: Sequence[tuple[JobHandle, asyncio.Future[Told]]]) -> None:
         handles = list(dict.fromkeys(handle for handle, _ in waiting))
-        threads = _threads(f"{self._scheduler.kind}-ask", 1)
         try:
-            said = await _in_thread(threads, self._scheduler.ask, handles)
+            said = await _in_thread(self._thread, self._scheduler.ask, handles)
             told = dict(zip(handles, said, strict=True))
         except Exception as error:  # theirs to judge; a question that fails must end none else's
             for _, answer in waiting:

@@ -10,6 +10,7 @@ import base64
 import copy
 import json
 import os
+import shutil
 import ssl
 import tempfile
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ from ddl_airflow.core.errors import DAMAGED, ConnectionInvalid, LaunchError, Sub
 from ddl_airflow.launchers.session_directory import usual_base
 
 _CONNECT_S, _READ_S = 10.0, 30.0
+# In which a kubeconfig's plugin must give the credentials.
+_PLUGIN_S = 60.0
 _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _PAGE = 500
 _PATHS = {
@@ -51,9 +54,10 @@ class Refused(LaunchError):
     """
 
     def __init__(self, code: int, reason: str, said: str) -> None:
-        # A server that is overloaded, or that is just being replaced, is asked again; so is one
-        # where somebody else has changed, in that moment, what the object counts for: a quota.
-        passes = code >= 500 or code == 429 or reason == "Conflict"
+        # A server that is overloaded, that is just being replaced, or that forgot the rest of a
+        # list (410) is asked again; so is one where somebody else has changed, in that moment, what
+        # the object counts for: a quota.
+        passes = code >= 500 or code in (410, 429) or reason == "Conflict"
         super().__init__(f"Kubernetes' API server: {said.rstrip('.')}.", retryable=passes)
         self.code = code
         self.reason = reason
@@ -74,6 +78,7 @@ class Cluster:
 
     Raises:
         SubmitFailed: the package ``kubernetes`` is missing, or there is no way to reach a cluster.
+        LaunchError: who is to give the credentials has not, this time.
     """
 
     def __init__(self, context: str = "", connection: AirflowConnection | None = None) -> None:
@@ -89,26 +94,20 @@ class Cluster:
                 retryable=False,
             ) from error
         self._made_by = context, connection
+        self.context, self.namespace = "", ""
         by = f"connection {connection.conn_id!r}" if connection else "the kubeconfig"
         # It has no types that hold from one of its versions to the next.
         loading: Any = config
         self._config: Any = client.Configuration()
-        # Of keys that were in files for the moment in which it was made.
+        # None: it is reached by plain HTTP.
         self._tls: ssl.SSLContext | None = None
         try:
             if connection is not None:
                 self._by_connection(loading, context, connection)
             elif (files := _kubeconfig()) or context:
-                self.context, self.namespace = _context_of(files, context)
-                loading.load_kube_config(
-                    config_file=files,
-                    context=self.context,
-                    client_configuration=self._config,
-                    persist_config=False,
-                )
+                self._by_kubeconfig(_merged(files, context), context, by)
             else:
-                loading.load_incluster_config(client_configuration=self._config)
-                self.context, self.namespace = "", _IN_POD.read_text("utf-8").strip()
+                self._by_pod(loading)
         except config.ConfigException as error:
             raise _cannot_reach(f"{by}: {error}") from error
         except (ConnectionInvalid, OSError) as error:
@@ -120,18 +119,13 @@ class Cluster:
         except DAMAGED as error:
             raise _cannot_reach(f"{by} is malformed ({type(error).__name__})") from error
         self._errors = urllib3.exceptions.HTTPError
+        self._not_trusted = urllib3.exceptions.SSLError
         self._no_credentials = config.ConfigException, self._errors, OSError, *DAMAGED
-        tls: dict[str, Any] = {
-            "ca_certs": self._config.ssl_ca_cert,
-            "cert_file": self._config.cert_file,
-            "key_file": self._config.key_file,
-            "cert_reqs": "CERT_REQUIRED" if self._config.verify_ssl else "CERT_NONE",
-            "server_hostname": getattr(self._config, "tls_server_name", None),
-        }
+        settings: dict[str, Any] = {"timeout": urllib3.Timeout(connect=_CONNECT_S, read=_READ_S)}
         if self._tls is not None:
-            tls = {"ssl_context": self._tls, "server_hostname": tls["server_hostname"]}
-        settings: dict[str, Any] = {name: one for name, one in tls.items() if one}
-        settings["timeout"] = urllib3.Timeout(connect=_CONNECT_S, read=_READ_S)
+            settings["ssl_context"] = self._tls
+            if name := getattr(self._config, "tls_server_name", None):
+                settings["server_hostname"] = name
         proxy, none = self._config.proxy, getattr(self._config, "no_proxy", None) or ""
         if proxy and should_bypass_proxies(self._config.host, no_proxy=none):  # as kubectl does
             proxy = None
@@ -167,23 +161,61 @@ class Cluster:
             )
         context = context or connection.text("cluster_context")
         if connection.is_set("in_cluster"):
-            loading.load_incluster_config(client_configuration=self._config)
-            self.context, self.namespace = "", _IN_POD.read_text("utf-8").strip()
+            self._by_pod(loading)
         else:
-            told = _kubeconfig_of(connection, name)
-            with tempfile.TemporaryDirectory(dir=usual_base(), prefix="ddl-kubeconfig-") as folder:
-                loading.load_kube_config_from_dict(
-                    _with_files(told, Path(folder), name),
-                    context=context or None,
-                    client_configuration=self._config,
-                    persist_config=False,
-                )
+            self._by_kubeconfig(_kubeconfig_of(connection, name), context, name)
+        self.namespace = connection.text("namespace") or self.namespace
+
+    def _by_pod(self, loading: Any) -> None:
+        loading.load_incluster_config(client_configuration=self._config)
+        self.context, self.namespace = "", _IN_POD.read_text("utf-8").strip()
+        self._tls = _tls_of(self._config)
+
+    def _by_kubeconfig(self, told: Any, context: str, whose: str) -> None:
+        """Keys are in files for this moment only: a task of Airflow ends without ``atexit``.
+
+        Args:
+            told: the kubeconfig, as somebody entered it or as the package has merged it; changed.
+            context: as ``__init__`` has it.
+            whose: it is, for messages.
+        """
+        from kubernetes.config import kube_config
+
+        with tempfile.TemporaryDirectory(dir=usual_base(), prefix="ddl-kubeconfig-") as folder:
+            loader: Any = kube_config.KubeConfigLoader(
+                told,
+                active_context=context or None,
+                config_base_path=None,  # what it names is beside the file that names it
+                temp_file_path=folder,
+            )
+            self.context = str(loader.current_context["name"])
+            chosen = loader.current_context["context"]
+            self.namespace = str(chosen.get("namespace") or "default")
+            user = _named(told, "user", chosen.get("user"))
+            cluster = _named(told, "cluster", chosen["cluster"])
+            who = f"{whose}: user {chosen.get('user')!r}"
+            plugin = user.get("exec") or {}
+            _with_files(user, Path(folder), who)
+            if not plugin.get("provideClusterInfo"):  # else it is told of it, as it is written
+                _with_files(cluster, Path(folder), f"{whose}: cluster {chosen['cluster']!r}")
+            if plugin:
+                user["exec"] = _limited(plugin, who)
+            loader.load_and_set(self._config)
+            given = bool(self._config.api_key or self._config.cert_file)
+            try:
                 if self._config.host.startswith("https:"):
                     self._tls = _tls_of(self._config)
-            self.context = str(context or told["current-context"])
-            contexts = {one["name"]: one["context"] for one in told["contexts"]}
-            self.namespace = contexts[self.context].get("namespace") or "default"
-        self.namespace = connection.text("namespace") or self.namespace
+            except OSError:
+                # The package has one file for all threads to which a plugin gives the same key.
+                if not plugin or not self._config.cert_file:
+                    raise
+                given = False
+            if plugin and not given:  # which the package only logs: it would ask as nobody
+                raise LaunchError(
+                    f"{who}: the credential plugin {plugin['command']!r} gave no credentials "
+                    f"within {_PLUGIN_S:g} s. The log before this has its own words, if it had "
+                    "any. The jobs there may run on."
+                )
 
     def create(self, namespace: str, one: Mapping[str, Any]) -> dict[str, Any]:
         """The object as the server keeps it."""
@@ -194,7 +226,7 @@ class Cluster:
         try:
             return self._object(self._ask("GET", f"{_path(namespace, kind)}/{name}"))
         except Refused as refused:
-            if refused.code == 404:
+            if self._is_absent(refused):
                 return None
             raise
 
@@ -208,16 +240,23 @@ class Cluster:
         try:
             self._ask("DELETE", f"{_path(namespace, kind)}/{name}", body)
         except Refused as refused:
-            if refused.code not in (404, 409):  # 409: another one has that name by now
+            # 409: another one has that name by now.
+            if refused.code != 409 and not self._is_absent(refused):
                 raise
 
     def list(self, namespace: str, kind: str, **query: str) -> list[dict[str, Any]]:
         """All objects of the kind that the query, such as ``labelSelector``, selects."""
         found: list[dict[str, Any]] = []
-        more = ""
+        more, anew = "", False
         while True:
             asked = {"limit": str(_PAGE), **query, **({"continue": more} if more else {})}
-            answer = self._ask("GET", _path(namespace, kind), query=asked)
+            try:
+                answer = self._ask("GET", _path(namespace, kind), query=asked)
+            except Refused as refused:
+                if refused.code != 410 or not more or anew:
+                    raise
+                found, more, anew = [], "", True  # the server keeps the rest for some minutes
+                continue
             try:
                 found += map(self._object, answer["items"] or ())
                 more = (answer.get("metadata") or {}).get("continue", "")
@@ -225,6 +264,12 @@ class Cluster:
                 raise self._other(f"no list of {kind}s") from error
             if not more:
                 return found
+
+    def _is_absent(self, refused: Refused) -> bool:
+        """Whether there is no such object; raises for a 404 that need not be Kubernetes' own."""
+        if refused.code == 404 and refused.reason != "NotFound":
+            raise self._other("HTTP status 404 and no reason") from refused
+        return refused.code == 404
 
     def _object(self, one: Any) -> dict[str, Any]:
         """What is one of the server's; raises for what is none, and would be found out late."""
@@ -252,10 +297,8 @@ class Cluster:
 
     def _is_stale(self, error: LaunchError) -> bool:
         if isinstance(error, Refused):
-            return error.code == 401
-        about = self._config
-        files = (about.ssl_ca_cert, about.cert_file, about.key_file) if self._tls is None else ()
-        return any(one and not os.path.exists(one) for one in files)
+            return error.code == 401 or (error.code == 403 and "system:anonymous" in error.said)
+        return isinstance(error.__cause__, self._not_trusted)
 
     def _ask_once(
         self,
@@ -343,33 +386,71 @@ def _kubeconfig_of(connection: AirflowConnection, name: str) -> dict[str, Any]:
         raise ConnectionInvalid(
             f"{name} has no kubeconfig. Enter it as kube_config, or kube_config_path or in_cluster"
         )
-    return told
+    return copy.deepcopy(told)
 
 
-def _with_files(kubeconfig: Mapping[str, Any], folder: Path, whose: str) -> dict[str, Any]:
-    """The kubeconfig with files in place of certificates and keys that are written into it.
+def _merged(files: str, context: str) -> Any:
+    """The kubeconfig of these files, as the package has it: what is in it knows its file."""
+    from kubernetes.config import ConfigException, kube_config
+
+    if not files:
+        raise ConfigException(f"context {context!r} is asked for, and there is no kubeconfig here")
+    # The package's messages name an entry by all that is in it, and there are keys.
+    try:
+        merged: Any = kube_config.KubeConfigMerger(files).config
+    except ConfigException as error:
+        raise ConfigException(str(error).partition("{")[0]) from None
+    for kind in ("clusters", "contexts", "users"):
+        for one in merged.value[kind]:
+            one.name = f"{one.path}: {kind}"
+    return merged
+
+
+def _named(told: Any, kind: str, name: Any) -> dict[str, Any]:
+    """What a kubeconfig says of the cluster, or the user, of that name; to be changed."""
+    for one in getattr(told, "value", told).get(f"{kind}s") or ():
+        entry = getattr(one, "value", one)
+        if entry["name"] == name:
+            about: dict[str, Any] = entry[kind]
+            return about
+    return {}
+
+
+def _with_files(about: dict[str, Any], folder: Path, whose: str) -> None:
+    """Puts files in place of certificates and keys that are written into a part of a kubeconfig.
 
     Args:
-        kubeconfig: as it was entered.
+        about: what it says of a cluster or a user.
         folder: for the files.
         whose: it is, for messages.
     """
-    told = copy.deepcopy(dict(kubeconfig))
-    for kind in ("cluster", "user"):
-        for entry in told.get(f"{kind}s") or ():
-            about = entry.get(kind) or {}
-            for name in [one for one in about if one.endswith("-data")]:
-                try:
-                    said = base64.b64decode(about.pop(name))
-                except (ValueError, TypeError) as error:
-                    which = f"{name} of {kind} {entry['name']!r}"
-                    raise ConnectionInvalid(f"{whose}: {which} is not Base64") from error
-                path = folder / f"{kind}-{entry['name']}-{name}".replace("/", "-")
-                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                with open(file, "wb") as opened:
-                    opened.write(said)
-                about[name.removesuffix("-data")] = str(path)
-    return told
+    for name in [one for one in about if one.endswith("-data")]:
+        try:
+            said = base64.b64decode(about.pop(name) or "")
+        except (ValueError, TypeError) as error:
+            raise ConnectionInvalid(f"{whose}: {name} is not Base64") from error
+        if said:
+            file, path = tempfile.mkstemp(dir=folder)  # of mode 600
+            with open(file, "wb") as opened:
+                opened.write(said)
+            about[name.removesuffix("-data")] = path
+
+
+def _limited(plugin: Mapping[str, Any], whose: str) -> dict[str, Any]:
+    """What a kubeconfig says of a credential plugin, such that it ends in time.
+
+    The package waits for it without end, and so do all who are to ask after that.
+    """
+    command = str(plugin["command"])
+    path = {one["name"]: one["value"] for one in plugin.get("env") or ()}.get("PATH")
+    beside = os.sep in command and not os.path.isabs(command)  # the kubeconfig
+    if not beside and shutil.which(command, path=path) is None:
+        raise ConnectionInvalid(f"{whose}: the credential plugin {command!r} is not there")
+    if os.isatty(0):  # it may ask somebody
+        return dict(plugin)
+    limit = ["-s", "KILL", f"{_PLUGIN_S:g}", command]
+    timeout = shutil.which("timeout") or "timeout"  # the plugin may have another PATH
+    return {**plugin, "command": timeout, "args": [*limit, *(plugin.get("args") or ())]}
 
 
 def _tls_of(config: Any) -> ssl.SSLContext:
@@ -386,16 +467,3 @@ def _kubeconfig() -> str:
     named = os.environ.get("KUBECONFIG", "~/.kube/config").split(os.pathsep)
     paths = [Path(one).expanduser() for one in named if one]
     return os.pathsep.join(str(one) for one in paths if one.is_file())
-
-
-def _context_of(files: str, context: str) -> tuple[str, str]:
-    """The name of the context, the current one where none is asked for, and its namespace."""
-    from kubernetes.config import ConfigException, kube_config
-
-    if not files:
-        raise ConfigException(f"context {context!r} is asked for, and there is no kubeconfig here")
-    # Not list_kube_config_contexts: that takes no files whose current context is not there.
-    told = kube_config.KubeConfigMerger(files).config
-    loader: Any = kube_config.KubeConfigLoader(told, active_context=context or None)
-    chosen = loader.current_context
-    return str(chosen["name"]), str(chosen["context"].get("namespace") or "default")

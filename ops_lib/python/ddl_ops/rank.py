@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import math
 import os
 import re
 import select
@@ -71,6 +72,7 @@ _NO_DRIVER = re.compile(
     rb"|WARNING: All log messages before absl::InitializeLog\(\) is called)[^\n]*\n"
 )
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def read_task(environ: Mapping[str, str]) -> dict[str, Any] | None:
@@ -125,11 +127,44 @@ def child_environment(environ: Mapping[str, str], placement: Placement) -> dict[
     env.setdefault("PYTHONUNBUFFERED", "1")
     env.setdefault(_LOG_LEVEL, "1")  # warnings, not each start's remarks
     # TensorFlow takes every core for itself; ranks of one host must share them.
-    cores = len(os.sched_getaffinity(0))
-    threads = str(max(1, cores // placement.local_size))
+    threads = str(max(1, _cores() // placement.local_size))
     env.setdefault("TF_NUM_INTRAOP_THREADS", threads)
     env.setdefault("OMP_NUM_THREADS", threads)
     return env
+
+
+def _cores() -> int:
+    """How many cores this process may keep busy: of its affinity, and of a container's limit.
+
+    More threads than that are held back together, each time that the limit is used up.
+    """
+    cores = len(os.sched_getaffinity(0))
+    try:
+        groups = _OWN_CGROUPS.read_text("utf-8").splitlines()
+    except OSError:
+        return cores
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = _CGROUPS / "cpu" if controllers else _CGROUPS  # of version 1, and of 2
+        names = [name for name in path.split("/") if name]
+        for depth in range(len(names) + 1):  # a container may not see the groups above its own
+            cores = min(cores, math.ceil(_limit_of(root.joinpath(*names[:depth]))))
+    return cores
+
+
+def _limit_of(group: Path) -> float:
+    """The cores that a control group may keep busy; without a limit more than there are."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        try:
+            said = " ".join((group / name).read_text("utf-8") for name in names)
+            quota, period = map(int, said.split())
+        except (OSError, ValueError):  # the other version, or "max"
+            continue
+        if quota > 0:
+            return quota / period
+    return sys.maxsize
 
 
 def _die_with_parent() -> None:

@@ -173,7 +173,8 @@ def test_it_is_told_how_many_learners_there_are(environ, placement, learners):
     assert child_environment(environ, placement)["NUM_LEARNERS"] == learners
 
 
-def test_ranks_of_a_host_share_its_cores(monkeypatch):
+def test_ranks_of_a_host_share_its_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr("ddl_ops.rank._OWN_CGROUPS", tmp_path / "none")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
     shared = child_environment({}, Placement(0, 3, 0, 3, launched=True))
     assert (shared["OMP_NUM_THREADS"], shared["TF_NUM_INTRAOP_THREADS"]) == ("2", "2")
@@ -181,6 +182,38 @@ def test_ranks_of_a_host_share_its_cores(monkeypatch):
     assert crowded["OMP_NUM_THREADS"] == "1"
     own = child_environment({"OMP_NUM_THREADS": "5"}, Placement(0, 3, 0, 3, launched=True))
     assert own["OMP_NUM_THREADS"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "threads"),
+    [
+        ("0::/", {"cpu.max": "250000 100000"}, "3"),
+        ("0::/", {"cpu.max": "max 100000"}, "8"),
+        ("0::/", {}, "8"),
+        # As of a host's own: a group above may allow less.
+        ("0::/one/job", {"one/cpu.max": "200000 100000", "one/job/cpu.max": "max 100000"}, "2"),
+        ("0::/../elsewhere", {"cpu.max": "400000 100000"}, "4"),
+        (
+            "4:cpu,cpuacct:/kubepods/one\n0::/",
+            {"cpu/cpu.cfs_quota_us": "150000", "cpu/cpu.cfs_period_us": "100000"},
+            "2",
+        ),
+        ("1:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "8"),
+    ],
+)
+def test_ranks_start_no_more_threads_than_a_limit_of_cpu_lets_run(
+    tmp_path, monkeypatch, group, files, threads
+):
+    """Of a pod on a node of 96 cores each rank started 96, which the kernel then held back."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
+    monkeypatch.setattr("ddl_ops.rank._CGROUPS", tmp_path)
+    monkeypatch.setattr("ddl_ops.rank._OWN_CGROUPS", tmp_path / "own")
+    (tmp_path / "own").write_text(f"9:memory:/x\n{group}\n")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    env = child_environment({}, Placement(0, 1, 0, 1, launched=True))
+    assert (env["TF_NUM_INTRAOP_THREADS"], env["OMP_NUM_THREADS"]) == (threads, threads)
 
 
 def test_rank_of_a_job_that_a_rank_starts_is_no_child():

@@ -997,7 +997,9 @@ def test_a_proxy_is_not_asked_for_a_server_that_needs_none(tmp_path, monkeypatch
     assert type(kubernetes_api.Cluster()._pool).__name__ == by
 
 
-def test_keys_of_a_connections_kubeconfig_are_in_files_for_a_moment(tmp_path, monkeypatch):
+@pytest.mark.parametrize("by", ["connection", "file"])
+def test_keys_of_a_kubeconfig_are_in_files_for_a_moment(tmp_path, monkeypatch, by):
+    """Of a file's they stayed: a task of Airflow ends without what removes them."""
     private, certificate = tmp_path / "key", tmp_path / "certificate"
     words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=airflow"]
     files = ["-keyout", str(private), "-out", str(certificate)]
@@ -1024,26 +1026,42 @@ def test_keys_of_a_connections_kubeconfig_are_in_files_for_a_moment(tmp_path, mo
             }
         ],
     }
-    monkeypatch.setattr("ddl_airflow.launchers.kubernetes.api.usual_base", lambda: tmp_path)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setattr(kubernetes_api, "usual_base", lambda: temporary)
     seen = []
-    made = kubernetes_api._with_files
+    made = kubernetes_api._tls_of
 
-    def with_files(kubeconfig, folder, whose):
-        found = made(kubeconfig, folder, whose)
-        seen.extend((path.stat().st_mode & 0o777, path.read_bytes()) for path in folder.iterdir())
-        return found
+    def tls_of(config):
+        files = [Path(one) for one in (config.ssl_ca_cert, config.cert_file, config.key_file)]
+        seen.extend((path.stat().st_mode & 0o777, path.read_bytes()) for path in files)
+        return made(config)
 
-    monkeypatch.setattr(kubernetes_api, "_with_files", with_files)
+    monkeypatch.setattr(kubernetes_api, "_tls_of", tls_of, raising=False)
+    (tmp_path / "config").write_text(json.dumps(told))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     one = AirflowConnection("c", "kubernetes", extra={"kube_config": told})
     for _ in range(2):  # the second is not told where the first's files were
-        cluster = kubernetes_api.Cluster("", one)
+        cluster = kubernetes_api.Cluster("", one if by == "connection" else None)
         assert cluster.namespace == "vision"
         with pytest.raises(LaunchError, match="does not answer"):
             cluster.list("vision", "Job")
-    assert len(seen) == 6 and {mode for mode, _ in seen} == {0o600}
-    assert private.read_bytes() in [text for _, text in seen]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["certificate", "key"]
+    assert list(temporary.iterdir()) == []
+    text = [path.read_bytes() for path in (certificate, certificate, private)]
+    assert seen == [(0o600, one) for one in text * 2]
     assert told["users"][0]["user"]["client-key-data"] == encoded[1]  # as it was
+
+
+def test_files_that_a_kubeconfig_names_are_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "token").write_text("planted")
+    told = kubeconfig(users=[{"name": "u", "user": {"tokenFile": "token"}}])
+    # Of another user what is wrong does not matter.
+    told["users"].append({"name": "v", "user": {"client-key-data": "DATA+OMITTED"}})
+    (tmp_path / "config").write_text(json.dumps(told))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    about = kubernetes_api.Cluster()._config.auth_settings()
+    assert about["BearerToken"]["value"] == "Bearer planted"
 
 
 def kubeconfig(**changed):
@@ -1059,12 +1077,14 @@ def kubeconfig(**changed):
 ODD = [
     (
         {"users": [{"name": "u", "user": {"client-key-data": "planted"}}]},
-        "client-key-data of user 'u' is not Base64",
+        "user 'u': client-key-data is not Base64",
     ),
     ({"users": [{"name": "u", "user": {"client-key-data": 7}}]}, "is not Base64"),
-    ({"users": ["planted"]}, "malformed"),
-    ({"users": {"u": "planted"}}, "malformed"),
-    ({"users": [{"user": {"client-key-data": "cGxhbnRlZA=="}}]}, "malformed"),
+    ({"users": ["planted"]}, "Expected all values in .*users"),
+    ({"users": {"u": "planted"}}, "to be a list"),
+    ({"users": [{"name": "u", "token": "planted"}]}, "Expected key user"),
+    ({"users": [{"user": {"token": "planted"}}, {"name": "u", "user": {}}]}, "'name' key"),
+    ({"users": [{"user": {"client-key-data": "cGxhbnRlZA=="}}]}, "Expected all values in .*users"),
     ({"contexts": ["planted"]}, "Expected all values in .*contexts"),
     ({"contexts": [{"name": "here", "context": "planted"}]}, "malformed"),
     ({"clusters": [{"name": "c", "cluster": {"server": 7}}]}, "malformed"),
@@ -1079,15 +1099,12 @@ def test_a_kubeconfig_that_is_malformed_is_told(tmp_path, monkeypatch, changed, 
     (tmp_path / "config").write_text(json.dumps(told))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     one = AirflowConnection("gpus", "kubernetes", extra={"kube_config": told})
-    try:
+    with pytest.raises(SubmitFailed, match="cannot reach a Kubernetes cluster") as caught:
         kubernetes_api.Cluster("", one if by == "connection" else None)
-    except SubmitFailed as error:
-        assert error.retryable is False and "cannot reach a Kubernetes cluster" in str(error)
-        assert "planted" not in str(error)
-        if by == "connection":
-            assert re.search(words, str(error)) and "'gpus'" in str(error)
-    else:  # the package has its own ways with files, and does not use them all
-        assert by == "file"
+    assert caught.value.retryable is False
+    assert "planted" not in "".join(traceback.format_exception(caught.value))
+    if by == "connection":
+        assert re.search(words, str(caught.value)) and "'gpus'" in str(caught.value)
 
 
 def test_a_kubeconfig_that_is_no_yaml_is_told_without_its_keys(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -32,6 +33,7 @@ from ddl_airflow.launchers.kubernetes.objects import (
     ROLE_LABEL,
     name_of,
 )
+from tests.limits import until, within
 
 
 def ago(seconds: float) -> str:
@@ -521,6 +523,95 @@ def test_other_json_in_place_of_an_answer_is_none(tmp_path, monkeypatch, said):
             assert caught.value.retryable
 
 
+class Absent(BaseHTTPRequestHandler):
+    """Of all that is asked for there is nothing, which its server has the words for."""
+
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.end_headers()
+        self.wfile.write(self.server.lists["said"])  # type: ignore[attr-defined]
+
+    do_DELETE = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def absent(tmp_path, monkeypatch) -> Iterator[HTTPServer]:
+    """A server that has nothing, which the kubeconfig names."""
+    monkeypatch.delenv("HTTP_PROXY", raising=False)
+    monkeypatch.delenv("http_proxy", raising=False)
+    with listing(Absent) as one:
+        (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig_of("one", one=(one, "vision"))))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        yield one
+
+
+@pytest.mark.parametrize("page", [b"<html>404 page not found</html>", b'{"status": "no route"}'])
+def test_a_gateway_that_finds_no_server_is_no_word_on_a_job(absent, tmp_path, page):
+    """Whoever cancelled a job heard that all was well, and it ran on."""
+    absent.lists["said"] = page  # type: ignore[attr-defined]
+    launcher, job = KubernetesLauncher(), job_in(tmp_path, "one/train-1")
+    for ask in (
+        lambda: launcher.find(launcher.expected(job)),
+        lambda: launcher.cancel(launcher.expected(job)),
+        lambda: Cluster().delete("vision", "Job", "one", "0001-1"),
+    ):
+        with pytest.raises(LaunchError, match=r"404.*proxy.*may run on") as caught:
+            ask()
+        assert caught.value.retryable
+
+
+def test_a_job_that_is_not_there_is_none(absent, tmp_path):
+    said = {"kind": "Status", "reason": "NotFound", "message": "jobs.batch not found"}
+    absent.lists["said"] = json.dumps(said).encode()  # type: ignore[attr-defined]
+    launcher, job = KubernetesLauncher(), job_in(tmp_path, "one/train-1")
+    assert launcher.find(launcher.expected(job)).number == 0
+    launcher.cancel(launcher.expected(job))
+    Cluster().delete("vision", "Job", "one", "0001-1")
+
+
+class Paged(BaseHTTPRequestHandler):
+    """Gives a list of two pages, and has forgotten its first so many before the second."""
+
+    def do_GET(self) -> None:
+        asked = parse_qs(urlsplit(self.path).query)
+        left = self.server.lists  # type: ignore[attr-defined]
+        code, said = 200, {"items": [{"metadata": {"name": "b"}}], "metadata": {}}
+        if "continue" not in asked:
+            said = {"items": [{"metadata": {"name": "a"}}], "metadata": {"continue": "more"}}
+        elif left["forgotten"] > 0:
+            left["forgotten"] -= 1
+            message = "The provided continue parameter is too old"
+            code, said = 410, {"kind": "Status", "reason": "Expired", "message": message}
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(json.dumps(said).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("forgotten", [1, 1000])
+def test_a_list_of_which_the_server_forgot_the_rest_is_asked_for_anew(
+    tmp_path, monkeypatch, forgotten
+):
+    monkeypatch.delenv("HTTP_PROXY", raising=False)
+    monkeypatch.delenv("http_proxy", raising=False)
+    with listing(Paged) as one:
+        one.lists["forgotten"] = forgotten  # type: ignore[attr-defined]
+        (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig_of("one", one=(one, "vision"))))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        if forgotten == 1:
+            found = Cluster().list("vision", "Pod")
+            assert [pod["metadata"]["name"] for pod in found] == ["a", "b"]
+        else:
+            with pytest.raises(Refused, match="too old") as caught:
+                Cluster().list("vision", "Pod")
+            assert caught.value.retryable
+
+
 class Listed(BaseHTTPRequestHandler):
     """An API server of which only lists are asked; its server has them by their paths."""
 
@@ -837,34 +928,39 @@ class Answer(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def tls(tmp_path: Path) -> Iterator[tuple[TokenServer, Path]]:
-    """The server, and its certificate."""
-    key, certificate = tmp_path / "key", tmp_path / "certificate"
+def certify(folder: Path) -> tuple[Path, Path]:
+    """A new certificate for a server on this host, and its key."""
+    certificate, key = folder / "certificate", folder / "key"
     words = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=s -addext".split()
     files = ["subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run([*words, *files], check=True, capture_output=True)
+    return certificate, key
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Iterator[tuple[TokenServer, ssl.SSLContext]]:
+    """The server, and what it shows of itself."""
     with TokenServer(("127.0.0.1", 0), Answer) as one:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(*certify(tmp_path))
         one.socket = context.wrap_socket(one.socket, server_side=True)
         thread = threading.Thread(target=one.serve_forever, args=(0.05,))
         thread.start()
-        yield one, certificate
+        yield one, context
         one.shutdown()
         thread.join()
 
 
 def test_credentials_that_were_renewed_are_read_anew(tls, tmp_path, monkeypatch):
-    one, certificate = tls
+    one, context = tls
     server = f"https://127.0.0.1:{one.server_address[1]}"
-    authority = base64.b64encode(certificate.read_bytes()).decode()
     kubeconfig = tmp_path / "config"
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"):
         monkeypatch.delenv(name, raising=False)
 
     def write(token: str) -> None:
+        authority = base64.b64encode((tmp_path / "certificate").read_bytes()).decode()
         about = {"server": server, "certificate-authority-data": authority}
         contexts = [{"name": "here", "context": {"cluster": "c", "user": "u"}}]
         said = {"current-context": "here", "contexts": contexts}
@@ -879,10 +975,162 @@ def test_credentials_that_were_renewed_are_read_anew(tls, tmp_path, monkeypatch)
     one.token = "second"
     write("second")
     assert cluster.list("default", "Job") == []
-    # The package has it in a file below /tmp, which hosts clear.
-    Path(cluster._config.ssl_ca_cert).unlink()
+    context.load_cert_chain(*certify(tmp_path))  # of another authority
+    write("second")
     assert cluster.list("default", "Job") == []
     one.token, one.asked = "third", 0
     with pytest.raises(Refused, match="Unauthorized"):
         cluster.list("default", "Job")
     assert one.asked == 2
+
+
+class Knows(BaseHTTPRequestHandler):
+    """An API server that knows one token, and for which who shows none is anonymous."""
+
+    def do_GET(self) -> None:
+        shown = self.headers["Authorization"]
+        code, said = 401, {"reason": "Unauthorized", "message": "Unauthorized"}
+        if shown == "Bearer good":
+            code, said = 200, {"items": [], "metadata": {}}
+        elif shown is None:
+            words = 'jobs.batch is forbidden: User "system:anonymous" cannot list resource "jobs"'
+            code, said = 403, {"reason": "Forbidden", "message": words}
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(json.dumps(said).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+PLUGIN = """\
+#!/bin/sh
+cd "$(dirname "$0")"
+case $(cat token) in
+fails) echo "cannot reach STS" >&2; exit 255;;
+hangs) echo $$ > pid; sleep 1000;;
+esac
+cat << end
+{
+  "apiVersion": "client.authentication.k8s.io/v1",
+  "kind": "ExecCredential",
+  "status": {"token": "$(cat token)"}
+}
+end
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    """plugin(does): what the credential plugin of the kubeconfig does from now on; its file."""
+    monkeypatch.delenv("HTTP_PROXY", raising=False)
+    monkeypatch.delenv("http_proxy", raising=False)
+    program = tmp_path / "plugin" / "aws-like"
+    program.parent.mkdir()
+    program.write_text(PLUGIN)
+    program.chmod(0o755)
+
+    def does(what: str) -> Path:
+        (program.parent / "token").write_text(what)
+        return program
+
+    with listing(Knows) as one:
+        told = kubeconfig_of("one", one=(one, "vision"))
+        asks = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(program)}
+        told["users"][0]["user"] = {"exec": {**asks, "interactiveMode": "Never"}}
+        (tmp_path / "kubeconfig").write_text(json.dumps(told))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        yield does
+
+
+def test_a_credential_plugin_that_fails_once_is_asked_again(plugin, handle_of, monkeypatch):
+    """Its jobs were asked for by nobody, and refused, until the triggerer was started again."""
+    monkeypatch.setattr(module, "Cluster", Cluster)
+    plugin("good")
+    handle = handle_of("one/train-1")
+    plugin("fails")
+    launcher = KubernetesLauncher()
+    with pytest.raises(LaunchError, match="user 'one': the credential plugin .*aws-like") as caught:
+        launcher.status(handle)
+    assert caught.value.retryable
+    plugin("good")
+    assert launcher.status(handle).state is JobState.LOST  # no job of it is there
+
+
+def test_a_credential_plugin_that_fails_at_a_renewal_is_asked_again(plugin):
+    plugin("old")
+    cluster = Cluster()
+    plugin("fails")
+    for _ in range(2):
+        with pytest.raises(LaunchError, match="credential plugin") as caught:
+            cluster.list("vision", "Job")
+        assert caught.value.retryable
+    plugin("good")
+    assert cluster.list("vision", "Job") == []
+
+
+def test_a_credential_plugin_that_hangs_is_ended(plugin, tmp_path, monkeypatch):
+    """It kept all jobs of the triggerer from being looked at, of other clusters too."""
+    monkeypatch.setattr("ddl_airflow.launchers.kubernetes.api._PLUGIN_S", within(1))
+    program = plugin("hangs")
+    with pytest.raises(LaunchError, match="gave no credentials within") as caught:
+        Cluster()
+    assert caught.value.retryable
+    pid = int((program.parent / "pid").read_text())
+    until(lambda: not Path(f"/proc/{pid}").exists(), 5)
+    plugin("good")
+    assert Cluster().list("vision", "Job") == []
+
+
+def test_a_credential_plugin_that_is_not_there_is_named(plugin):
+    plugin("good").unlink()
+    with pytest.raises(SubmitFailed, match="credential plugin .*aws-like' is not there") as caught:
+        Cluster()
+    assert caught.value.retryable is False
+
+
+def test_a_certificate_of_a_credential_plugin_is_in_files_for_a_moment(tls, plugin, monkeypatch):
+    one, context = tls
+    program = plugin("good")
+    certificate, key = certify(program.parent)
+    context.load_verify_locations(certificate)
+    context.verify_mode = ssl.CERT_REQUIRED
+    version = "client.authentication.k8s.io/v1"
+    status = {"clientCertificateData": certificate.read_text(), "clientKeyData": key.read_text()}
+    said = {"apiVersion": version, "kind": "ExecCredential", "status": status}
+    (program.parent / "said").write_text(json.dumps(said))
+    program.write_text(
+        '#!/bin/sh\ncd "$(dirname "$0")"\necho "$KUBERNETES_EXEC_INFO" > told\ncat said'
+    )
+    authority = base64.b64encode((program.parents[1] / "certificate").read_bytes()).decode()
+    path = program.parents[1] / "kubeconfig"
+    told = json.loads(path.read_text())
+    told["users"][0]["user"]["exec"]["provideClusterInfo"] = True
+    about = {"server": f"https://127.0.0.1:{one.server_address[1]}"}
+    told["clusters"][0]["cluster"] = {**about, "certificate-authority-data": authority}
+    path.write_text(json.dumps(told))
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    temporary = program.parent / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setattr("ddl_airflow.launchers.kubernetes.api.usual_base", lambda: temporary)
+    with pytest.raises(Refused, match="Unauthorized"):  # it wants a token beside
+        Cluster().list("vision", "Job")
+    assert list(temporary.iterdir()) == []
+    info = json.loads((program.parent / "told").read_text())
+    assert info["spec"]["cluster"]["certificate-authority-data"] == authority
+
+
+def test_who_was_nobody_reads_the_credentials_anew(plugin, tmp_path):
+    """As where the kubeconfig was read while somebody wrote it."""
+    path = tmp_path / "kubeconfig"
+    told = json.loads(path.read_text())
+    told["users"][0]["user"] = {}
+    path.write_text(json.dumps(told))
+    cluster = Cluster()
+    with pytest.raises(Refused, match="system:anonymous"):
+        cluster.list("vision", "Job")
+    told["users"][0]["user"] = {"token": "good"}
+    path.write_text(json.dumps(told))
+    assert cluster.list("vision", "Job") == []

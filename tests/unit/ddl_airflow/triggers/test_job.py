@@ -145,6 +145,19 @@ def test_a_scheduler_that_fails_for_a_moment_is_outlasted(
     assert len(looks) == well + 5 and said().count(f"{words} Asking again.") == 1
 
 
+def test_a_triggerer_that_starts_again_outlasts_a_refusal(triggered, cluster, said, monkeypatch):
+    """The job was given up, and ran on unwatched: its task fails without another try."""
+    cluster.set(1, "running")
+    with suppress(TimeoutError):
+        asyncio.run(asyncio.wait_for(anext(triggered().run()), 0.1))
+    cluster.set(1, "succeeded")
+    monkeypatch.setattr(FakeScheduler, "status", failing([], 3, FakeScheduler.status, REFUSED))
+    (event,) = events(triggered())
+    assert "unseen" not in event
+    assert JobStatus.load(event["status"]).state is JobState.SUCCEEDED
+    assert "jobs.batch is forbidden. Asking again." in said()
+
+
 @pytest.mark.parametrize(
     ("error", "well", "words"),
     [

@@ -59,7 +59,7 @@ def test_many_that_wait_are_one_question_per_interval():
     scheduler = Scheduler()
 
     async def look():
-        watch = monitor_of(scheduler)
+        watch = monitor_of(scheduler, handle_of(1))
         for _ in range(3):
             told = await asyncio.gather(*(watch.told(handle_of(n), 0.2) for n in range(JOBS)))
             assert [one["number"] for one in told] == [str(n) for n in range(JOBS)]
@@ -75,7 +75,7 @@ def test_a_question_that_fails_is_everybodys_and_the_next_one_is_asked():
     scheduler.fails = 1
 
     async def look():
-        watch = monitor_of(scheduler)
+        watch = monitor_of(scheduler, handle_of(1))
         first = await asyncio.gather(
             *(watch.told(handle_of(n), 0.01) for n in range(3)), return_exceptions=True
         )
@@ -95,7 +95,7 @@ def test_a_user_whose_jobs_cannot_be_asked_for_blinds_nobody_else():
             return super().ask(handles)
 
     async def look():
-        watch = monitor_of(Denies())
+        watch = monitor_of(Denies(), handle_of(1))
         jobs = [replace(handle_of(n), user=user) for n, user in enumerate(("", "gone", "trainer"))]
         told = await asyncio.gather(
             *(watch.told(one, 0.01) for one in jobs), return_exceptions=True
@@ -112,7 +112,8 @@ def test_a_scheduler_that_hangs_keeps_neither_cancellations_nor_others_waiting()
 
     async def look():
         looking = [
-            asyncio.create_task(monitor_of(scheduler).told(handle_of(n), 0)) for n in range(50)
+            asyncio.create_task(monitor_of(scheduler, handle_of(n)).told(handle_of(n), 0))
+            for n in range(50)
         ]
         while not scheduler.questions:
             await asyncio.sleep(0.01)
@@ -127,11 +128,36 @@ def test_a_scheduler_that_hangs_keeps_neither_cancellations_nor_others_waiting()
     asyncio.run(asyncio.wait_for(look(), within(20)))
 
 
+def test_a_cluster_that_hangs_keeps_no_other_waiting():
+    """As one whose credentials somebody is asked for: the jobs of all clusters were not seen."""
+    answers = threading.Event()
+
+    class Hangs(Scheduler):
+        def ask(self, handles):
+            if any(handle.place == "away" for handle in handles):
+                assert answers.wait(within(20))
+            return super().ask(handles)
+
+    async def look():
+        away, here = (replace(handle_of(1), place=place) for place in ("away", "here"))
+        looking = asyncio.create_task(monitor_of(Hangs(), away).told(away, 0))
+        for _ in range(3):
+            await monitor_of(Hangs(), here).told(here, 0.01)
+        assert not looking.done()
+        answers.set()
+        await looking
+
+    try:
+        asyncio.run(asyncio.wait_for(look(), within(10)))
+    finally:
+        answers.set()
+
+
 def test_nobody_is_asked_for_who_has_gone():
     scheduler = Scheduler()
 
     async def look():
-        watch = monitor_of(scheduler)
+        watch = monitor_of(scheduler, handle_of(1))
         await watch.told(handle_of(1), 0.1)
         gone = asyncio.create_task(watch.told(handle_of(2), 0.1))
         await asyncio.sleep(0)
