@@ -77,6 +77,18 @@ def test_a_state_goes_on_where_rank_0_alone_has_its_optimizers_variables(run_ran
     assert done.returncode == 0 and done.output.count("gone on\n") == 2, done.output
 
 
+@pytest.mark.parametrize("way", ["joins-session", "joins-function"])
+def test_a_rank_that_has_joined_in_a_graph_makes_room_with_the_others(
+    mpirun, run_command, tmp_path: Path, way: str
+):
+    training = Training(run_command, tmp_path / "run", 2, way, script="elastic.py")
+    asked = training.job(0)
+    assert (asked.state, asked.step) == (JobState.PREEMPTED, 4), training.said
+    assert "the op has failed" not in training.said
+    assert training.job(1).state is JobState.SUCCEEDED, training.said
+    assert training.steps() == [1, 2, 3, 4, 5, 6], training.said
+
+
 def numbers(folder: Path) -> dict[str, list[int]]:
     """Of the commits there, which are all that is there, by state."""
     found: dict[str, list[int]] = {}

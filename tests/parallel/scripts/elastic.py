@@ -2,12 +2,16 @@
 
 Arguments: WAY FOLDER. WAY is `phases`: a loop of its own with one state, then fit() with another;
 `session`: a state of TensorFlow 1, alone; `optimizers`: of other variables than all weights in
-their order, alone; or `ahead`: where rank 0 alone has an optimizer with variables. Rank 0 appends
-each step that it has done to FOLDER/steps. What is to happen is at the places that call `once`.
+their order, alone; `ahead`: where rank 0 alone has an optimizer with variables; or `joins-session`
+and `joins-function`: rank 0 has fewer steps, and joins there. Rank 0, or rank 1 where that joins,
+appends each step that it has done to FOLDER/steps. What is to happen is at the places that call
+`once`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import signal
 import sys
@@ -265,4 +269,56 @@ def ahead() -> None:
         train(state)
 
 
-{"phases": phases, "session": session, "optimizers": optimizers, "ahead": ahead}[WAY]()
+def joins(in_session: bool) -> None:
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    hvd.init()
+    with contextlib.ExitStack() as stack:
+        session = None
+        if in_session:
+            stack.enter_context(tf.Graph().as_default())
+            session = stack.enter_context(v1.Session())
+        weight = v1.get_variable("weight", initializer=0.0, use_resource=True)
+
+        def step():
+            return weight.assign_add(hvd.allreduce(tf.constant(1.0), op=hvd.Sum))
+
+        if session:
+            session.run(weight.initializer)
+            step, join = (functools.partial(session.run, one) for one in (step(), hvd.join()))
+        else:
+            join = tf.function(lambda: hvd.join() + 0)
+        state = hvd.elastic.TensorFlowState([weight], session, batch=0)
+
+        @hvd.elastic.run
+        def train(state) -> None:
+            batches = 2 if hvd.rank() == 0 else 6
+            while state.batch < batches:
+                step()
+                state.batch += 1
+                if hvd.rank() == 1:
+                    with (FOLDER / "steps").open("a") as file:
+                        file.write(f"{state.batch}\n")
+                    if state.batch == 4 and once("asked"):
+                        os.kill(os.getpid(), signal.SIGTERM)
+                state.commit()
+            try:
+                last = join()
+            except Exception as error:  # as of a script that tries again
+                print(f"the op has failed: {error}", flush=True)
+                raise
+            assert last == 1
+
+        train(state)
+
+
+{
+    "phases": phases,
+    "session": session,
+    "optimizers": optimizers,
+    "ahead": ahead,
+    "joins-session": lambda: joins(True),
+    "joins-function": lambda: joins(False),
+}[WAY]()
