@@ -520,7 +520,7 @@ def _run_elastic(options: argparse.Namespace, files: terminal.OutputFiles | None
                 _say_line(f"{str(error).rstrip('.')}. The hosts are looked at again.")
                 continue
             missed = 0
-            idle = 0 if commits.state() != before else idle + 1
+            idle = 0 if commits.state() - before else idle + 1
             by_itself = _by_itself(status)
             alike = (alike + 1 if by_itself == last else 1) if by_itself else 0
             last, why_not = by_itself, ""

@@ -44,6 +44,8 @@ _STEP = re.compile(
     r"(?:(?:checkpoint|ckpt|epoch|iter(?:ation)?|model|preempted|step|weights)[-_=.]?)?\d{1,7}",
     re.IGNORECASE,
 )
+# TensorFlow's, with the step in its name.
+_OF_STEP = re.compile(r".*-\d+\.(?:index|meta|data-\d+-of-\d+)")
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 # A job that was ended may take a moment to be gone.
 _LOCK_S = 5.0
@@ -279,14 +281,22 @@ class Commits:
         self.done = False
 
     def state(self) -> set[tuple[str, int]]:
-        """Changes whenever something is committed, or a checkpoint saved: a file, or a folder."""
+        """Has more than before when something was committed, or a checkpoint saved: files.
+
+        A step that TensorFlow saves again is no more: its sessions save the one they begin with.
+        """
         found = set()
         for place, _, names in os.walk(self.folder):
+            of_tensorflow = any(name.endswith(".index") for name in names)
             for name in names:
                 path = Path(place, name)
+                if not _is_progress(path.relative_to(self.folder).as_posix()):
+                    continue
+                if name == "checkpoint" and of_tensorflow:  # names the others
+                    continue
                 with suppress(OSError):  # an older one, which is removed just now
-                    if _is_progress(path.relative_to(self.folder).as_posix()):
-                        found.add((str(path), path.stat().st_mtime_ns))
+                    written = path.stat().st_mtime_ns
+                    found.add((str(path), 0 if _OF_STEP.fullmatch(name) else written))
         return found
 
 

@@ -2,6 +2,7 @@
 //   check          every collective with many dtypes and sizes; checks every element
 //   reduce N R     sums N float32 R times
 //   broadcast N R  broadcasts N bytes R times
+//   exchange N R   rank 0 sends rank 1 N bytes R times, and after each all sum up a number
 //   stop           rank 1 comes 1.5 s late, or later; each says what it gets, and what afterwards
 // Each rank prints how it reaches the others, then "ok" or the first error.
 
@@ -155,6 +156,18 @@ int main(int argc, char** argv) {
     if (what == "broadcast") {
       std::vector<char> bytes(n);
       for (int run = 0; run < runs; ++run) Require(group->Broadcast(bytes.data(), n, 0));
+    }
+    if (what == "exchange") {
+      const int rank = group->rank(), size = group->size();
+      std::vector<int64_t> nbytes(static_cast<size_t>(size) * size, 0);
+      nbytes[1] = n;
+      const std::vector<char> in(rank == 0 ? n : 0, 7);
+      for (int run = 0; run < runs; ++run) {
+        std::vector<char> out(rank == 1 ? n : 0);
+        Require(group->AllToAll(in.data(), out.data(), ddl::Exchange(rank, size, nbytes)));
+        if (out != std::vector<char>(out.size(), 7)) Fail("exchange");
+        CheckSum<float>(ddl::DType::kFloat32, 1, true, 1);
+      }
     }
     if (what == "stop") {
       std::vector<float> values(100'000, 1.0f);

@@ -138,6 +138,24 @@ def test_real_hosts_reduce_together_and_send_what_the_formula_says(
     assert told[1] - idle[1] < 0.1 * runs * nbytes, (told, idle)
 
 
+def test_exchange_that_a_slow_link_takes_long_for_is_no_stall(driver: str, tmp_path: Path) -> None:
+    if reason := available():
+        pytest.skip(reason)
+    slower = slowness()
+    # 50 MB/s: 5.4 s for all of it, 1.4 s for the rounds under way.
+    words = [driver, "exchange", str(256 << 20), "1"]
+    settings = {"DDL_TRANSPORT": "mpi", "DDL_STALL_TIMEOUT": f"{3 * slower:.2f}"}
+    options = [word for name, value in settings.items() for word in ("-x", f"{name}={value}")]
+    with Hosts(tmp_path / "hosts", 2) as hosts:
+        hosts.limit(f"{400 / slower:.0f}mbit")
+        start = time.monotonic()
+        ended = _run(hosts.mpirun([1, 2], words, options), **hosts.environment)
+        assert ended.returncode == 0, ended.stdout
+        assert time.monotonic() - start > 3 * slower
+    for rank in range(3):
+        assert _lines(ended.stdout, rank)[1:] == ["ok"], ended.stdout
+
+
 def test_lost_host_is_an_error_on_the_ranks_that_remain(driver: str, tmp_path: Path) -> None:
     if reason := available():
         pytest.skip(reason)

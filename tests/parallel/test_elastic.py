@@ -77,6 +77,18 @@ def test_a_state_goes_on_where_rank_0_alone_has_its_optimizers_variables(run_ran
     assert done.returncode == 0 and done.output.count("gone on\n") == 2, done.output
 
 
+@pytest.mark.parametrize("way", ["joins-session", "joins-function"])
+def test_a_rank_that_has_joined_in_a_graph_makes_room_with_the_others(
+    mpirun, run_command, tmp_path: Path, way: str
+):
+    training = Training(run_command, tmp_path / "run", 2, way, script="elastic.py")
+    asked = training.job(0)
+    assert (asked.state, asked.step) == (JobState.PREEMPTED, 4), training.said
+    assert "the op has failed" not in training.said
+    assert training.job(1).state is JobState.SUCCEEDED, training.said
+    assert training.steps() == [1, 2, 3, 4, 5, 6], training.said
+
+
 def numbers(folder: Path) -> dict[str, list[int]]:
     """Of the commits there, which are all that is there, by state."""
     found: dict[str, list[int]] = {}
@@ -255,16 +267,24 @@ def test_what_fails_in_the_same_way_again_and_again_is_not_started_for_ever(mpir
     assert (tmp_path / "told").read_text().split() == ["all", "0", "all", "3", "all", "3"]
 
 
-def test_a_script_that_writes_its_log_and_is_lost_is_not_started_for_ever(mpirun, tmp_path: Path):
-    script = python("stages.py", str(tmp_path), "logs")
+@pytest.mark.parametrize(
+    ("way", "left", "starts"), [("logs", "train.log", 3), ("saves", "model.ckpt-0.index", 4)]
+)
+def test_a_script_that_gets_no_further_is_not_started_for_ever(
+    mpirun, tmp_path: Path, way: str, left: str, starts: int
+):
+    """It writes to its log, or saves the step at which it begins, and is lost."""
+    script = python("stages.py", str(tmp_path), way)
     folder = {"CHECKPOINT_DIR": str(tmp_path / "commits")}
-    process = horovodrun(tmp_path, "-np", "1", "--min-np", "1", script=script, **folder)
+    words = ("-np", "1", "--min-np", "1", "--reset-limit", "5")
+    process = horovodrun(tmp_path, *words, script=script, **folder)
     _, err = output(process, 90)
     assert process.returncode == 128 + 9, err
+    assert f"Starts again ({starts - 1})." in err and f"Starts again ({starts})." not in err, err
     assert err.splitlines()[-1] == (
         "ddl-run: 3 starts in a row have committed nothing. Not started again."
     )
-    assert (tmp_path / "commits" / "train.log").read_text() == "begins\n" * 3
+    assert (tmp_path / "commits" / left).exists()
 
 
 @pytest.mark.parametrize(

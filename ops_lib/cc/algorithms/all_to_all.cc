@@ -21,6 +21,12 @@ constexpr int64_t kCuts = 2;
 constexpr int64_t kLag = 2;
 static_assert(HostGroup::kBuffers > kLag);
 
+// What a rank sends to all others in a round of messages, two of which are under way: each ends
+// within the limit for a peer that stands still, also where the link is slow.
+constexpr int64_t kRoundBytes = int64_t{64} << 20;
+constexpr int64_t kMinSegmentBytes = int64_t{256} << 10;
+constexpr int64_t kRoundsUnderWay = 2;
+
 int64_t RoundUp(int64_t value) { return (value + kUnit - 1) / kUnit * kUnit; }
 
 }  // namespace
@@ -140,22 +146,44 @@ Status AllToAllInPieces(HostGroup* group, const void* in, void* out, const std::
 }
 
 Status AllToAllByMessages(Transport* transport, const void* in, void* out,
-                          const std::vector<Range>& sent, const std::vector<Range>& received) {
-  const int rank = transport->rank(), size = transport->size();
-  for (int distance = 1; distance < size; ++distance) {
-    const int peer = (rank + size - distance) % size;
-    DDL_RETURN_IF_ERROR(transport->Receive(peer, static_cast<char*>(out) + received[peer].begin,
-                                           received[peer].count()));
+                          const std::vector<Range>& sent, const std::vector<Range>& received,
+                          int64_t largest) {
+  const int rank = transport->rank(), size = transport->size(), peers = size - 1;
+  if (peers == 0) return Status();
+  const int64_t segment = std::max(kRoundBytes / peers, kMinSegmentBytes);
+  const int64_t rounds = (largest + segment - 1) / segment;
+  static constexpr char kNothingLeft = 0;
+  char* const ignored = transport->Scratch(kRoundsUnderWay * size);
+  const auto part = [segment](const Range& whole, int64_t round) {
+    const int64_t begin = std::min(whole.begin + round * segment, whole.end);
+    return Range{begin, std::min(begin + segment, whole.end)};
+  };
+  int64_t begun = 0;
+  for (int64_t round = 0; round < rounds; ++round) {
+    for (; begun < std::min(rounds, round + kRoundsUnderWay); ++begun) {
+      for (int distance = 1; distance < size; ++distance) {
+        const int peer = (rank + size - distance) % size;
+        const Range range = part(received[peer], begun);
+        const bool nothing = rounds > 1 && range.count() == 0;
+        char* const to = nothing ? ignored + begun % kRoundsUnderWay * size + peer
+                                 : static_cast<char*>(out) + range.begin;
+        DDL_RETURN_IF_ERROR(transport->Receive(peer, to, nothing ? 1 : range.count()));
+      }
+      for (int distance = 1; distance < size; ++distance) {
+        const int peer = (rank + distance) % size;
+        const Range range = part(sent[peer], begun);
+        const bool nothing = rounds > 1 && range.count() == 0;
+        const char* const from =
+            nothing ? &kNothingLeft : static_cast<const char*>(in) + range.begin;
+        DDL_RETURN_IF_ERROR(transport->Send(peer, from, nothing ? 1 : range.count()));
+      }
+    }
+    for (int distance = 1; distance < size; ++distance) {
+      DDL_RETURN_IF_ERROR(transport->AwaitReceive());
+    }
+    DDL_RETURN_IF_ERROR(transport->AwaitSends((begun - round - 1) * peers));
   }
-  for (int distance = 1; distance < size; ++distance) {
-    const int peer = (rank + distance) % size;
-    DDL_RETURN_IF_ERROR(transport->Send(peer, static_cast<const char*>(in) + sent[peer].begin,
-                                        sent[peer].count()));
-  }
-  for (int distance = 1; distance < size; ++distance) {
-    DDL_RETURN_IF_ERROR(transport->AwaitReceive());
-  }
-  return transport->AwaitSends(0);
+  return Status();
 }
 
 }  // namespace ddl

@@ -51,10 +51,14 @@ void KeepOwnBlock(const void* in, void* out, const Range& sent, const Range& rec
 Status AllToAllInPieces(HostGroup* group, const void* in, void* out, const std::vector<Range>& sent,
                         const std::vector<Range>& received, int64_t largest);
 
-// By messages, straight from `in` to `out`: one step, in which each rank sends to all others at
-// once, beginning with the next one, so that not all send to the same.
+// By messages, straight from `in` to `out`, in rounds: in each a rank sends a segment to all others
+// at once, beginning with the next one, so that not all send to the same. `largest` as above: up to
+// 64 MiB divided by the number of others there is one round. Where there are several, each pair of
+// ranks has a message in each, of one byte where nothing is left. So a wait lasts no longer than two
+// rounds, and no rank ends long before another, for which it would wait in the next collective.
 Status AllToAllByMessages(Transport* transport, const void* in, void* out,
-                          const std::vector<Range>& sent, const std::vector<Range>& received);
+                          const std::vector<Range>& sent, const std::vector<Range>& received,
+                          int64_t largest);
 
 }  // namespace ddl
 

@@ -277,7 +277,7 @@ Status MpiCommunicator::AllToAll(const void* in, void* out, const Exchange& exch
   DDL_RETURN_IF_ERROR(broken_);
   KeepOwnBlock(in, out, exchange.sent(rank_), exchange.received(rank_));
   return KeepError(AllToAllByMessages(all_.get(), in, out, exchange.SentTo(order_),
-                                      exchange.ReceivedFrom(order_)));
+                                      exchange.ReceivedFrom(order_), exchange.Largest(order_)));
 }
 
 }  // namespace ddl

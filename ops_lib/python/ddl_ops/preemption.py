@@ -19,6 +19,7 @@ import json
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -42,6 +43,8 @@ _REPORT_S = 1.0
 # Of the file that tells of it, so that it can be written over.
 _RESERVED_BYTES = 256
 
+# Where TensorFlow has the classes of its errors.
+_ERRORS = "errors_impl.py"
 
 # Called with the step after which the ranks end, and the rank that saves for all.
 Save = Callable[[int, int], None]
@@ -55,6 +58,7 @@ class _State:
     save: Save | None = None
     done: int | None = None  # not reported yet
     reported_at = -math.inf
+    ending: tuple[int, int] | None = None  # the step and the saver, for the main thread to end with
     present = 1  # ranks that had not joined when they agreed to end
 
 
@@ -170,12 +174,20 @@ def after_join(last: int) -> None:
 
     Args:
         last: the rank that joined last.
+
+    Raises SystemExit then, also in an op, whose run fails; the main thread ends right after it.
     """
     if not _State.listening or not _together():
         return
     _, ending, of_steps, _ = _sums(0, 0)
-    if ending:
+    if not ending:
+        return
+    if threading.current_thread() is threading.main_thread():
         _end(of_steps // ending, last)
+    # SystemExit of an op is an error of its run, with which the script would fail, or go on.
+    _State.ending = of_steps // ending, last
+    os.kill(os.getpid(), signal.SIGURG)
+    raise SystemExit(0)
 
 
 def _end(step: int, saver: int) -> NoReturn:
@@ -221,8 +233,33 @@ def _sums(flag: int, step: int) -> list[int]:
     return [int(one) for one in values]
 
 
-def _hear(_signum: int, _frame: FrameType | None) -> None:
-    _State.asked = True
+def _hear(_signum: int, frame: FrameType | None) -> None:
+    if _State.ending is None:
+        _State.asked = True
+    elif _makes_error(frame):
+        sys.setprofile(_end_behind)
+    else:
+        _end_now()
+
+
+def _end_behind(frame: FrameType, _event: str, _argument: Any) -> None:
+    """Of Python, at each call and return: ends when the error is made, before the script has it."""
+    if not _makes_error(frame):
+        sys.setprofile(None)
+        _end_now()
+
+
+def _makes_error(frame: FrameType | None) -> bool:
+    """Whether TensorFlow's C++ makes an error of Python: it takes another one for its own fault."""
+    while frame is not None and Path(frame.f_code.co_filename).name != _ERRORS:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _end_now() -> None:
+    if _State.ending is not None:
+        ending, _State.ending = _State.ending, None
+        _end(*ending)
 
 
 def _forget() -> None:
@@ -231,6 +268,7 @@ def _forget() -> None:
         if signal.getsignal(number) is _hear:
             signal.signal(number, signal.SIG_DFL)
     _State.listening = _State.asked = False
+    _State.ending = None
 
 
 def _tell(facts: dict[str, Any], *, anew: bool = False) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import threading
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import thread as pools
+from contextlib import contextmanager
 from typing import ClassVar
 
 # What threading calls threads that nobody has named.
@@ -17,10 +19,12 @@ class _Threads:
 
     Attributes:
         unnamed_allowed: whether those that have no name may.
+        local: of each thread, whether it does a part of the main one.
         others: of a stream, the threads that there were when its thread first asked for anything.
     """
 
     unnamed_allowed = False
+    local = threading.local()
     streams: ClassVar[dict[str, threading.Thread]] = {}
     others: ClassVar[dict[str, weakref.WeakSet[threading.Thread]]] = {}
     lock = threading.Lock()
@@ -33,6 +37,20 @@ def allow_unnamed_threads() -> None:
     Several threads of one function are refused still, unless one begins after another's end.
     """
     _Threads.unnamed_allowed = True
+
+
+@contextmanager
+def as_main_thread() -> Iterator[None]:
+    """Within it this thread's stream is the main one's, which waits for what this thread does.
+
+    TensorFlow runs ops in threads of its own, which the ranks cannot tell apart; and what a rank
+    does in an op another one may do in no graph.
+    """
+    _Threads.local.stands_in = True
+    try:
+        yield
+    finally:
+        _Threads.local.stands_in = False
 
 
 def stream(what: str) -> str:
@@ -49,7 +67,7 @@ def stream(what: str) -> str:
     another one has, or had while both were there.
     """
     thread = threading.current_thread()
-    if thread is threading.main_thread():
+    if thread is threading.main_thread() or getattr(_Threads.local, "stands_in", False):
         return ""
     if _AUTOMATIC.match(thread.name) or _is_in_pool(thread):
         if _Threads.unnamed_allowed and (known := _by_function(thread)):

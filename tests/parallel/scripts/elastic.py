@@ -2,12 +2,16 @@
 
 Arguments: WAY FOLDER. WAY is `phases`: a loop of its own with one state, then fit() with another;
 `session`: a state of TensorFlow 1, alone; `optimizers`: of other variables than all weights in
-their order, alone; or `ahead`: where rank 0 alone has an optimizer with variables. Rank 0 appends
-each step that it has done to FOLDER/steps. What is to happen is at the places that call `once`.
+their order, alone; `ahead`: where rank 0 alone has an optimizer with variables; or `joins-session`
+and `joins-function`: rank 0 has fewer steps, and joins there. Rank 0, or rank 1 where that joins,
+appends each step that it has done to FOLDER/steps. What is to happen is at the places that call
+`once`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import signal
 import sys
@@ -168,6 +172,7 @@ def optimizers() -> None:
     import horovod.tensorflow as hvd
     import tensorflow as tf
     from horovod.common import elastic
+    from horovod.tensorflow.util import tensorflow_variable
 
     keras = tf.keras  # Keras 3, or 2
     hvd.init()
@@ -193,7 +198,9 @@ def optimizers() -> None:
                     loss = tf.reduce_mean((model(x) - y) ** 2)
                     loss += tf.add_n([tf.reduce_sum(one**2) for one in variables])
                 gradients = tape.gradient(loss, variables)
-                optimizer.apply_gradients(zip(gradients, variables, strict=True))
+                # Those of tf.train take no variables of Keras 3.
+                inner = [tensorflow_variable(one) for one in variables]
+                optimizer.apply_gradients(zip(gradients, inner, strict=True))
                 state.batch += 1
                 state.commit()
 
@@ -202,7 +209,7 @@ def optimizers() -> None:
         slots = slots() if callable(slots) else slots
         return [np.array(one) for one in (*model.weights, *slots)]
 
-    kinds = [keras.optimizers.Adam]
+    kinds = [keras.optimizers.Adam, tf.compat.v1.train.AdamOptimizer]
     if keras.__name__.startswith("tf_keras"):
         kinds.append(keras.optimizers.legacy.Adam)
     choices = {
@@ -216,7 +223,7 @@ def optimizers() -> None:
             gone_on = trained(kind, chosen, folder, 3)
             whole = trained(kind, chosen, f"{folder}-whole", 3)
             assert all(map(np.array_equal, gone_on, whole)), (kind, name)
-    factor = tf.Variable(1.0) if len(kinds) > 1 else keras.Variable(1.0)
+    factor = tf.Variable(1.0) if len(kinds) > 2 else keras.Variable(1.0)
 
     def beside(model):
         return [factor, *model.trainable_variables]
@@ -262,4 +269,56 @@ def ahead() -> None:
         train(state)
 
 
-{"phases": phases, "session": session, "optimizers": optimizers, "ahead": ahead}[WAY]()
+def joins(in_session: bool) -> None:
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    hvd.init()
+    with contextlib.ExitStack() as stack:
+        session = None
+        if in_session:
+            stack.enter_context(tf.Graph().as_default())
+            session = stack.enter_context(v1.Session())
+        weight = v1.get_variable("weight", initializer=0.0, use_resource=True)
+
+        def step():
+            return weight.assign_add(hvd.allreduce(tf.constant(1.0), op=hvd.Sum))
+
+        if session:
+            session.run(weight.initializer)
+            step, join = (functools.partial(session.run, one) for one in (step(), hvd.join()))
+        else:
+            join = tf.function(lambda: hvd.join() + 0)
+        state = hvd.elastic.TensorFlowState([weight], session, batch=0)
+
+        @hvd.elastic.run
+        def train(state) -> None:
+            batches = 2 if hvd.rank() == 0 else 6
+            while state.batch < batches:
+                step()
+                state.batch += 1
+                if hvd.rank() == 1:
+                    with (FOLDER / "steps").open("a") as file:
+                        file.write(f"{state.batch}\n")
+                    if state.batch == 4 and once("asked"):
+                        os.kill(os.getpid(), signal.SIGTERM)
+                state.commit()
+            try:
+                last = join()
+            except Exception as error:  # as of a script that tries again
+                print(f"the op has failed: {error}", flush=True)
+                raise
+            assert last == 1
+
+        train(state)
+
+
+{
+    "phases": phases,
+    "session": session,
+    "optimizers": optimizers,
+    "ahead": ahead,
+    "joins-session": lambda: joins(True),
+    "joins-function": lambda: joins(False),
+}[WAY]()

@@ -6,7 +6,8 @@ states from one place; `shared`: two phases of one state, of which the last is c
 `alias`: a list that the script goes on to use; `fails`: rank 0 raises when all is trained; `exits`:
 all end in each of the first four starts, after a step, without saying why; `own`: the script sets
 CHECKPOINT_DIR to FOLDER/own, and tells the lock there; `dies`: the last rank kills itself before
-there is a state; `logs`: so it does, when it has written to a log in CHECKPOINT_DIR.
+there is a state; `logs`: so it does, when it has written to a log in CHECKPOINT_DIR; `saves`: so it
+does, when a session of TensorFlow 1 has saved the step that it begins with there.
 
 Each state has 3 steps. Rank 0 appends to FOLDER/told where each begins. The last rank kills itself
 once, after the first step of the state that FOLDER/kill names; after that step all wait while there
@@ -106,6 +107,13 @@ elif WAY == "shared":
 elif WAY == "logs":
     with Path(os.environ["CHECKPOINT_DIR"], "train.log").open("a") as log:
         log.write("begins\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+elif WAY == "saves":
+    import tensorflow.compat.v1 as tf
+
+    tf.disable_eager_execution()
+    tf.train.get_or_create_global_step()
+    tf.train.MonitoredTrainingSession(checkpoint_dir=os.environ["CHECKPOINT_DIR"])
     os.kill(os.getpid(), signal.SIGKILL)
 elif WAY == "dies":
     if RANK == SIZE - 1:

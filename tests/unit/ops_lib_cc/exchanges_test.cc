@@ -119,7 +119,8 @@ TEST(ExchangesBetweenHostsAreExact) {
                        const int rank = transport.rank();
                        ddl::KeepOwnBlock(in, out, exchange.sent(rank), exchange.received(rank));
                        return ddl::AllToAllByMessages(&transport, in, out, exchange.SentTo(all),
-                                                      exchange.ReceivedFrom(all));
+                                                      exchange.ReceivedFrom(all),
+                                                      exchange.Largest(all));
                      });
       }
     });
@@ -132,6 +133,34 @@ TEST(ExchangesBetweenHostsAreExact) {
       CHECK(sent[rank] == want, std::to_string(sent[rank]));
     }
   }
+}
+
+// In several rounds, in which most of the pairs have nothing left.
+TEST(LargeExchangesBetweenHostsAreExact) {
+  constexpr int kSize = 4;
+  std::vector<int64_t> nbytes(kSize * kSize, 0);
+  nbytes[0 * kSize + 1] = (int64_t{43} << 20) + 5;
+  nbytes[1 * kSize + 3] = (int64_t{64} << 20) / (kSize - 1);
+  nbytes[3 * kSize + 0] = 1000;
+  const std::vector<int64_t> sent = RunOnNetwork(kSize, [&](ddl::Transport& transport) {
+    const int rank = transport.rank();
+    const ddl::Exchange exchange(rank, kSize, nbytes);
+    std::vector<char> in(exchange.sent(kSize - 1).end), out(exchange.received(kSize - 1).end);
+    for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<char>(i * 31 + i / 251 + rank);
+    const std::vector<int> all = AllOf(kSize);
+    const ddl::Status status =
+        ddl::AllToAllByMessages(&transport, in.data(), out.data(), exchange.SentTo(all),
+                                exchange.ReceivedFrom(all), exchange.Largest(all));
+    CHECK(status.ok(), status.message());
+    const int from = (std::vector<int>{3, 0, 0, 1})[rank];
+    for (size_t i = 0; i < out.size(); ++i) {
+      CHECK(out[i] == static_cast<char>(i * 31 + i / 251 + from), "rank " + std::to_string(rank));
+    }
+  });
+  // Three rounds: a byte to each other one where there is nothing to send.
+  CHECK(sent[0] == nbytes[1] + 6 && sent[1] == nbytes[7] + 8 && sent[2] == 9 && sent[3] == 1008,
+        std::to_string(sent[0]) + " " + std::to_string(sent[1]) + " " + std::to_string(sent[2]) +
+            " " + std::to_string(sent[3]));
 }
 
 TIMED_TEST(DeathOfARankEndsAnExchange) {

@@ -32,7 +32,7 @@ class BaseCommunicator : public ThreadCommunicator {
     std::vector<int> all(size_);
     std::iota(all.begin(), all.end(), 0);
     return ddl::AllToAllByMessages(transport_.get(), in, out, exchange.SentTo(all),
-                                   exchange.ReceivedFrom(all));
+                                   exchange.ReceivedFrom(all), exchange.Largest(all));
   }
 
   ddl::Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override {

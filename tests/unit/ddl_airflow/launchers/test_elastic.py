@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import subprocess
 import time
@@ -278,7 +279,27 @@ def test_commits_and_checkpoints_are_progress_and_logs_are_none(
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
-    assert (commits.state() != before) is counts
+    assert bool(commits.state() - before) is counts
+
+
+def test_a_step_that_is_saved_again_is_no_progress(tmp_path: Path):
+    commits = elastic.Commits(tmp_path, {})
+
+    def save(name: str, *more: str) -> bool:
+        before = commits.state()
+        for one in (name, *more):
+            path = tmp_path / one
+            path.touch()
+            os.utime(path, ns=(next(times),) * 2)
+        return bool(commits.state() - before)
+
+    times = itertools.count(10**18, 10**9)
+    files = (".index", ".meta", ".data-00000-of-00001")
+    saved = [save("checkpoint", *(f"model.ckpt-{n}{one}" for one in files)) for n in (0, 0, 9, 9)]
+    assert saved == [True, False, True, False]
+    # No step is told by these.
+    for name in ("model.ckpt.index", "model.ckpt.data-00000-of-00001", "resnet-50.keras"):
+        assert save(name) and save(name), name
 
 
 def test_one_job_at_a_time_commits_in_a_folder(tmp_path: Path, monkeypatch):

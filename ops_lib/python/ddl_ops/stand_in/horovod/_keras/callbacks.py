@@ -13,7 +13,7 @@ from ddl_ops.gradients import name_in_order
 from ddl_ops.keras_callbacks import averaged_metrics
 from ddl_ops.keras_optimizer import BROADCASTS
 
-from horovod._keras.optimizer import keras_session
+from horovod._keras.optimizer import keras_session, of_tf_train
 from horovod.common.basics import Average, size
 from horovod.tensorflow.functions import allgather_object, broadcast_variables
 from horovod.tensorflow.mpi_ops import _allreduce
@@ -31,10 +31,14 @@ def evaluated(tensor: Any) -> Any:
 
 def variables_of(optimizer: Any) -> list[Any]:
     """Its slots, its step and the like; older Keras has a method for them."""
-    if not hasattr(optimizer, "variables") and hasattr(optimizer, "optimizer"):  # of tf.train
-        # As they were made, for ranks may have other names.
-        order = {key_of(one): number for number, one in enumerate(v1.global_variables())}
-        found = [optimizer.iterations, *optimizer.optimizer.variables()]
+    if (of_train := of_tf_train(optimizer)) is not None:
+        found = optimizer.variables() if isinstance(optimizer, v1.train.Optimizer) else None
+        if found is None:  # Keras 2 has wrapped it
+            found = [optimizer.iterations, *optimizer.optimizer.variables()]
+        # As they were made, for ranks may have other names. In eager code there is no list of all.
+        slots = [slot for of_kind in of_train._slots.values() for slot in of_kind.values()]
+        made = v1.global_variables() or [*of_train._non_slot_variables(), *slots]
+        order = {key_of(one): number for number, one in enumerate(made)}
         return sorted(found, key=lambda one: order.get(key_of(one), len(order)))
     found = optimizer.variables
     return list(found if isinstance(found, (list, tuple)) else found())

@@ -25,7 +25,7 @@ from horovod.common.basics import Average, rank, require_initialized
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregation, mark_summed
 from horovod.tensorflow.gradient_reduction import DistributedGradients, Reduction
 from horovod.tensorflow.tape import weights_of
-from horovod.tensorflow.util import key_of
+from horovod.tensorflow.util import key_of, tensorflow_variable
 
 v1 = tf.compat.v1
 
@@ -42,14 +42,21 @@ def _is_keras_2(optimizer: Any) -> bool:
     return isinstance(optimizer, kinds)
 
 
+def of_tf_train(optimizer: Any) -> Any:
+    """The optimizer of tf.train that it is, or has within it; None if that is another."""
+    if not isinstance(optimizer, v1.train.Optimizer):
+        optimizer = getattr(optimizer, "optimizer", None)  # that Keras 2 has wrapped
+    while isinstance(getattr(optimizer, "_optimizer", None), v1.train.Optimizer):
+        optimizer = optimizer._optimizer  # that a DistributedOptimizer has
+    return optimizer if isinstance(optimizer, v1.train.Optimizer) else None
+
+
 def make_variables(optimizer: Any, variables: Sequence[Any]) -> None:
     """Gives an optimizer its own variables before its first step, if it can have them."""
     if getattr(optimizer, "built", False) is True:  # Keras 3: build() need not ask
         return
-    within = getattr(optimizer, "optimizer", None)  # that of tf.train which Keras 2 has wrapped
-    within = getattr(within, "_optimizer", within)  # and a DistributedOptimizer
-    if isinstance(within, v1.train.Optimizer):
-        within._create_slots(variables)
+    if (of_train := of_tf_train(optimizer)) is not None:
+        of_train._create_slots([tensorflow_variable(one) for one in variables])
         return
     names = ("build", "_create_all_weights")  # of Keras 2's older optimizers
     of_optimizer = (getattr(optimizer, name, None) for name in names)
@@ -63,14 +70,24 @@ def trained_by(optimizer: Any, weights: Sequence[Any]) -> list[int | None]:
     None for a variable that is no such weight. Empty before it has any, or where it is not known.
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of loss scaling
-    if _is_keras_2(optimizer):  # its older optimizers have slots alone
+    known: Iterable[Any]
+    key: Callable[[Any], Any]
+    if (of_train := of_tf_train(optimizer)) is not None:
+        known = next(iter(of_train._slots.values()), {})
+        key = _key_of_tf_train
+    elif _is_keras_2(optimizer):  # its older optimizers have slots alone
         known = getattr(optimizer, "_index_dict", None) or getattr(optimizer, "_slots", None) or {}
-        key: Callable[[Any], Any] = _key_of_keras_2
+        key = _key_of_keras_2
     else:
         known = map(key_of, getattr(optimizer, "_trainable_variables", None) or [])
         key = key_of
     numbers = {key(weight): number for number, weight in enumerate(weights)}
     return [numbers.get(one) for one in known]
+
+
+def _key_of_tf_train(variable: Any) -> Any:
+    inner = tensorflow_variable(variable)
+    return (inner.op.graph, inner.op.name) if hasattr(inner, "op") else inner._unique_id
 
 
 def _key_of_keras_2(variable: Any) -> Any:

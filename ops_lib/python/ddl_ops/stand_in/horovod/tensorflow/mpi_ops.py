@@ -6,15 +6,13 @@ process that no launcher started is one rank alone.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from ddl_ops import autograph, collectives
+from ddl_ops import autograph, collectives, program_order
 from ddl_ops.environment import PLACEMENT
 from tensorflow.python.eager import record
 
@@ -426,7 +424,7 @@ def join() -> tf.Tensor:
         return tf.constant(0)
     if tf.executing_eagerly():
         return tf.constant(_join())
-    last = tf.numpy_function(_join_in_thread, [], tf.int32)
+    last = tf.numpy_function(_join_in_op, [], tf.int32)
     last.set_shape([])
     return last
 
@@ -437,18 +435,9 @@ def _join() -> int:
     return last
 
 
-def _join_in_thread() -> np.int32:
-    """In one with a name: those in which TensorFlow runs ops cannot be told apart by the ranks."""
-    ended: concurrent.futures.Future[int] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            ended.set_result(_join())
-        except BaseException as error:  # the op's, with SystemExit
-            ended.set_exception(error)
-
-    threading.Thread(target=run, name="hvd.join()", daemon=True).start()
-    return np.int32(ended.result())
+def _join_in_op() -> np.int32:
+    with program_order.as_main_thread():
+        return np.int32(_join())
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
