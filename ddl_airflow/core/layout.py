@@ -172,7 +172,12 @@ class RunLayout:
 
     @property
     def experiment(self) -> Path:
-        """Outlives the training; made by the script that uses it."""
+        """Outlives the training; made by the script that uses it.
+
+        While its ranks run, a training keeps others out of it: other trainings of the experiment;
+        and an earlier try, whose ranks may live a moment longer than the task that started them, or
+        on a host that was given up.
+        """
         return experiments(self.workspace) / (self.experiment_id or self.training_id)
 
     @property
@@ -183,13 +188,11 @@ class RunLayout:
         )
 
     @property
-    def kept_alone(self) -> Path:
-        """What a training keeps others out of while its ranks run.
-
-        Other trainings of the experiment; and an earlier try, whose ranks may live a moment longer
-        than the task that started them, or on a host that was given up.
+    def earlier_kept_alone(self) -> Path:
+        """What earlier versions of ours kept others out of, while a training was in its own
+        experiment.
         """
-        return self.experiment if self.experiment_id else self.state
+        return self.root.with_name(self.experiment_id or self.training_id) / self.state.name
 
     @property
     def code(self) -> Path:

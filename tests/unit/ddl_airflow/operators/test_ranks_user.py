@@ -40,6 +40,7 @@ LOOK = """
     own = [os.environ[name] for name in ("RESULT_DIR", "CHECKPOINT_DIR", "EXPERIMENT_DIR",
                                          "LOG_DIR", "JOB_STATE_DIR", "MODEL_DIR")]
     root = os.path.dirname(os.environ["RESULT_DIR"])
+    experiments, name = os.path.split(os.environ["EXPERIMENT_DIR"])
     seen = {
         "uid": os.getuid(),
         "data": tried(read, data + "/look.json"),
@@ -47,7 +48,7 @@ LOOK = """
                  for path in [*told["read"], root + "/airflow", root]},
         "write": {path: tried(write, path)
                   for path in [data + "/look.json", data + "/new", root + "/new",
-                               root + "/airflow/run.json", root + "/.ddl.lock"]},
+                               root + "/airflow/run.json", f"{experiments}/.{name}.lock"]},
         "own": {path: tried(write, path + "/written-" + sys.argv[1]) for path in own},
     }
     with open(os.environ["RESULT_DIR"] + "/seen-" + sys.argv[1], "w") as file:
