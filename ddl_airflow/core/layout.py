@@ -389,8 +389,16 @@ class RunLayout:
         """And out again: what a training left is not for the next one to read."""
         if self.ranks_group is not None:
             self.root.chmod(_OURS)
-            if not self.experiment_id:
+            if not self._is_named():
                 self.experiment.chmod(_OURS | stat.S_ISGID)  # what is in it stays the ranks'
+
+    def _is_named(self) -> bool:
+        """Whether others may be at work in the experiment: the run, or another, has named it."""
+        if self.experiment_id:
+            return True
+        # An id that is no such name, for it is too long, may be too long for that file's, too.
+        named = owners_file(self.workspace, self.training_id)
+        return is_experiment(self.training_id) and named.exists()
 
     def give_to_ranks(self, folder: Path) -> None:
         """Makes what Airflow has put into a folder that of the ranks, if they have another user.

@@ -128,6 +128,20 @@ def test_what_ranks_of_another_user_reach(run, trainer, capsys):
     assert (published / "seen-0").is_file() and (published / "experiment/written-0").is_file()
 
 
+def test_the_end_of_a_step_closes_no_experiment_that_another_run_has_named(run, context_of):
+    """Its ranks may be at work in it."""
+    dag, context, layout = run
+    for name in ("stage_data", "train"):
+        dag.get_task(name).execute(context)
+    other = context_of("road", experiment_id=layout.training_id)
+    other["dag_run"].run_id = "other"
+    dag.get_task("stage_data").execute(other)
+    dag.get_task("train").execute(other)
+    assert mode(layout.experiment) == 0o2770
+    dag.get_task("transform").execute(context)
+    assert mode(layout.experiment) == 0o2770
+
+
 def test_a_run_that_is_tried_and_cleared_again_goes_on(run, context_of):
     dag, context, layout = run
     train = dag.get_task("train")
