@@ -30,6 +30,7 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StageDataStep, StoreReference, TrainStep
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.lineage.record import (
+    SO_FAR,
     begin_training,
     beginnings,
     fix_run,
@@ -1071,6 +1072,23 @@ def test_a_triggerer_without_the_workspace_says_so(train, context_of, tmp_path):
     event = asyncio.run(anext(trigger.run()))
     with pytest.raises(AirflowFailException, match="not here.*The triggerer must see the workspa"):
         train("", nodes=1).execute_alone(context_of("training"), event.payload)
+
+
+def test_the_record_of_a_run_that_trains_again_has_no_numbers_of_before(train, layout, context_of):
+    script = """
+        import os, shutil
+        result = os.environ["RESULT_DIR"]
+        shutil.copy(result + "/../airflow/record.json", result + "/told.json")
+        print("step 5 loss= 0.25")
+    """
+    task = train(script, nodes=1, metrics=METRICS)
+    for cleared in (0, 1):
+        task.execute(context_of("training", 1 + cleared, max_tries=cleared))
+        told = json.loads((layout.result / "told.json").read_text())
+        assert "result" not in told and told["outcome"]["try"] == 1 + cleared
+    told = json.loads((layout.kept / SO_FAR).read_text())
+    assert told["result"]["metrics"] == {"loss": 0.25}
+    assert (layout.replaced / "result" / "told.json").exists()
 
 
 def test_what_holds_the_ranks_together_keeps_others_out(train, layout, context_of):
