@@ -31,7 +31,7 @@ from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
 from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.lineage.compare import compared_environments
 from ddl_airflow.lineage.proof import KEY, Divergence, Note, divergence, read_notes, read_notes_of
-from ddl_airflow.lineage.record import MOST_BYTES
+from ddl_airflow.lineage.record import IS_WHOLE, MOST_BYTES
 from ddl_airflow.lineage.rerun import (
     MANIFEST,
     DataChanges,
@@ -101,10 +101,13 @@ def _rerun(options: argparse.Namespace) -> int:
         with _whole_or_removed(folder):
             path = _made(record, store, folder, options)
         if not options.prove:
+            would = "begins without the checkpoints that it went on from"
+            lines = _began(record)
+            said = f"{path} {would if lines else 'would make it again'}"
             _say(
                 options.json,
-                {"folder": str(folder), "manifest": str(path)},
-                [f"{path} would make it again: ddl-airflow run {shlex.quote(str(path))}"],
+                {"folder": str(folder), "manifest": str(path), **_went_on_from(record)},
+                [f"{said}: ddl-airflow run {shlex.quote(str(path))}", *lines],
             )
             return 0
         with _kept_to_look_at(folder):
@@ -260,12 +263,21 @@ def _prove(
         "diverged": found and asdict(found),
         "environment": others,
         "tries": record["run"]["tries"].get("train"),
-        "went_on_from": record["result"].get("went_on_from", []),
+        **_went_on_from(record),
         "folder": str(path.parent),
     }
-    lines = _described(before, found, others, told["tries"])
-    _say(options.json, told, [*lines, *(f"It {line}" for line in described_beginnings(record))])
+    _say(options.json, told, [*_described(before, found, others, told["tries"]), *_began(record)])
     return 0 if found is None else 1
+
+
+def _began(record: Mapping[str, Any]) -> list[str]:
+    return [f"It {line}" for line in described_beginnings(record)]
+
+
+def _went_on_from(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for programs."""
+    result = record["result"]
+    return {"went_on_from": result.get("went_on_from", []), IS_WHOLE: result.get(IS_WHOLE, True)}
 
 
 def _described(

@@ -172,7 +172,12 @@ class RunLayout:
 
     @property
     def experiment(self) -> Path:
-        """Outlives the training; made by the script that uses it."""
+        """Outlives the training; made by the script that uses it.
+
+        While its ranks run, a training keeps others out of it: other trainings of the experiment;
+        and an earlier try, whose ranks may live a moment longer than the task that started them, or
+        on a host that was given up.
+        """
         return experiments(self.workspace) / (self.experiment_id or self.training_id)
 
     @property
@@ -183,13 +188,11 @@ class RunLayout:
         )
 
     @property
-    def kept_alone(self) -> Path:
-        """What a training keeps others out of while its ranks run.
-
-        Other trainings of the experiment; and an earlier try, whose ranks may live a moment longer
-        than the task that started them, or on a host that was given up.
+    def earlier_kept_alone(self) -> Path:
+        """What earlier versions of ours kept others out of, while a training was in its own
+        experiment.
         """
-        return self.experiment if self.experiment_id else self.state
+        return self.root.with_name(self.experiment_id or self.training_id) / self.state.name
 
     @property
     def code(self) -> Path:
@@ -386,8 +389,16 @@ class RunLayout:
         """And out again: what a training left is not for the next one to read."""
         if self.ranks_group is not None:
             self.root.chmod(_OURS)
-            if not self.experiment_id:
+            if not self._is_named():
                 self.experiment.chmod(_OURS | stat.S_ISGID)  # what is in it stays the ranks'
+
+    def _is_named(self) -> bool:
+        """Whether others may be at work in the experiment: the run, or another, has named it."""
+        if self.experiment_id:
+            return True
+        # An id that is no such name, for it is too long, may be too long for that file's, too.
+        named = owners_file(self.workspace, self.training_id)
+        return is_experiment(self.training_id) and named.exists()
 
     def give_to_ranks(self, folder: Path) -> None:
         """Makes what Airflow has put into a folder that of the ranks, if they have another user.

@@ -5,6 +5,7 @@ None of it is needed to serve the model: what cannot be made is said, and left o
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,8 +33,7 @@ from ddl_airflow.evidence.names import (
 )
 from ddl_airflow.evidence.provenance import statement
 from ddl_airflow.evidence.signature import sign, signing_key, still_holds
-from ddl_airflow.lineage.record import LINEAGE, write_lineage
-from ddl_airflow.storage.fingerprint import file_sha256
+from ddl_airflow.lineage.record import LINEAGE, encoded
 
 _LONGEST_REASON = 300
 NO_CURVES = "no metric was reported at two steps"
@@ -121,8 +121,8 @@ def add_signature(
 
     Args:
         made: the signature joins it, or why there is none.
-        record: as ``lineage.json`` has it, with all files; it says whether there is a signature,
-            and is written again.
+        record: as ``lineage.json`` will have it, with all files; it says whether there is a
+            signature.
         layout: the run's.
         setting, secret: as ``signing_key`` has them.
     """
@@ -132,9 +132,8 @@ def add_signature(
         with signing_key(setting, secret) as key:
             record["evidence"] = made.record()
             record["evidence"]["made"].append(SIGNATURE)
-            write_lineage(layout, record)
             signed = {file["key"]: file["sha256"] for file in record["result"]["files"]}
-            signed[LINEAGE] = file_sha256(layout.kept / LINEAGE)[0]
+            signed[LINEAGE] = hashlib.sha256(encoded(record)).hexdigest()
             make_folder(path.parent, layout.workspace)
             if not (
                 path.exists() and still_holds(read_beneath(path, layout.workspace), signed, key)
@@ -145,7 +144,6 @@ def add_signature(
     made.attempt(SIGNATURE, signature)
     if SIGNATURE in made.not_made:
         record["evidence"] = made.record()
-        write_lineage(layout, record)
 
 
 def place_of(layout: RunLayout, key: str) -> Path:

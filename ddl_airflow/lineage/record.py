@@ -385,7 +385,7 @@ def assemble(
     published: Iterable[Mapping[str, Any]] = (),
     evidence: Callable[[dict[str, Any]], Mapping[str, Path]] = lambda _record: {},
 ) -> dict[str, Any]:
-    """The record of a training, also written to ``<run>/airflow/lineage.json``.
+    """The record of a training, for ``write_lineage`` once it is whole.
 
     Args:
         layout: the run's folder, with the parts of the steps before.
@@ -407,16 +407,9 @@ def assemble(
         "manifest": {name: manifest[name] for name in manifest if name != "earlier_digests"},
         "run": _of(run, layout.experiment.name),
     }
-    for step in _PARTS:
-        if step == "evaluate" and not has_part(layout, step):
-            continue  # not all trainings have it
-        part = read_part(layout, step)
-        record["run"]["tries"].update(part.pop("tries"))
-        for section, facts in part.items():
-            record.setdefault(section, {}).update(facts)
-    if not has_part(layout, "evaluate"):
-        known = measured(layout)
-        record["result"].update(_numbers(known))
+    # Not all trainings have an evaluation.
+    steps = [step for step in _PARTS if step != "evaluate" or has_part(layout, step)]
+    _put_together(record, {step: read_part(layout, step) for step in steps})
     record["run"]["tries"]["upload_results"] = tries
     versions = record["environment"]["versions"]
     versions["ddl-airflow"] = __version__
@@ -433,13 +426,31 @@ def assemble(
             record["run"]["tries"]["upload_results"] = before["tries"]["upload_results"]
     record["result"]["files"] += _listed(evidence(record))
     record["result"]["files"].sort(key=lambda file: file["key"])
-    write_lineage(layout, record)
     return record
 
 
+def _put_together(record: dict[str, Any], parts: Mapping[str, dict[str, Any]]) -> None:
+    """Adds what steps kept, by their names and in their order."""
+    for part in parts.values():
+        record["run"]["tries"].update(part.pop("tries", {}))
+        for section, facts in part.items():
+            record.setdefault(section, {}).update(facts)
+    if parts.keys() >= {"train", "transform"} and "evaluate" not in parts:
+        known = _measured(parts["train"]["result"], parts["transform"]["result"])
+        record["result"].update(_numbers(known))
+
+
 def write_lineage(layout: RunLayout, record: Mapping[str, Any]) -> None:
-    """Writes ``<run>/airflow/lineage.json``."""
+    """Writes ``<run>/airflow/lineage.json``.
+
+    Once, as it is published: by that a further try knows what was published before.
+    """
     _write(layout, layout.kept / LINEAGE, record)
+
+
+def encoded(record: Mapping[str, Any]) -> bytes:
+    """What is in ``lineage.json``."""
+    return (_ENCODER.encode(record) + "\n").encode()
 
 
 def _listed(files: Mapping[str, Path]) -> list[dict[str, Any]]:
@@ -479,8 +490,8 @@ def model_digest(record: Mapping[str, Any]) -> str:
 
 def keep_so_far(layout: RunLayout, run: Run, outcome: Mapping[str, Any]) -> None:
     """Writes ``<run>/airflow/record.json``: what is known of a training that has not ended, or has
-    failed or been cancelled; the same sections as the whole record's, as far as there are some,
-    but without the list of the data's objects.
+    failed or been cancelled; the same sections as the whole record's, as far as there are some of
+    what the run is made of now, but without the list of the data's objects.
 
     Args:
         layout: the run's.
@@ -495,17 +506,13 @@ def keep_so_far(layout: RunLayout, run: Run, outcome: Mapping[str, Any]) -> None
         "outcome": dict(outcome),
         "run": _of(run, layout.experiment.name),
     }
-    results: dict[str, Any] = {}
-    for step in _PARTS:
-        if has_part(layout, step):
-            part = read_object(_part(layout, step), layout.workspace, MOST_BYTES)
-            part.pop("made_of", None)
-            results[step] = part.get("result", {})
-            record["run"]["tries"].update(part.pop("tries", {}))
-            for section, facts in part.items():
-                record.setdefault(section, {}).update(facts)
-    if results.keys() >= {"train", "transform"} and "evaluate" not in results:
-        record["result"].update(_numbers(_measured(results["train"], results["transform"])))
+    # What a step does again is not what it did before, nor is what comes after it.
+    again = outcome["step"] if outcome.get("at_work") else None
+    parts = {}
+    for step in _PARTS[: _PARTS.index(again) if again in _PARTS else None]:
+        with suppress(StagingError):  # it has not run yet, or with other data, code or settings
+            parts[step] = read_part(layout, step)
+    _put_together(record, parts)
     # Of 100,000 objects it would be larger than what the page reads; ``lineage.json`` has it.
     record.get("dataset", {}).pop("listing", None)
     _write(layout, layout.kept / SO_FAR, record)
@@ -566,7 +573,7 @@ def _most_of_a_part() -> int:
 def _write(
     layout: RunLayout, path: Path, value: Mapping[str, Any], most: int | None = None
 ) -> None:
-    content = (_ENCODER.encode(value) + "\n").encode()
+    content = encoded(value)
     most = most or MOST_BYTES
     if len(content) > most:
         raise StagingError(

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ddl_airflow.core.errors import DdlError, SourceMissing, TransferCorrupt
+from ddl_airflow.core.layout import OWN_EXPERIMENT
 from ddl_airflow.core.manifest.convert import rewritten
 from ddl_airflow.core.manifest.digest import digest, earlier_digests
 from ddl_airflow.core.manifest.sections.definition import split_commands
@@ -31,6 +32,7 @@ from ddl_airflow.storage.store import ObjectStore, StoredObject, check_keys
 Record = Mapping[str, Any]
 MANIFEST = "manifest.yml"
 DATA = "data"  # the folder's name, unless the scripts have one of that name
+_FILE = "file://"
 _MOST_NAMED = 5
 
 
@@ -95,12 +97,13 @@ def manifest_text(record: Record, *, data: str = "", prove: bool = False) -> str
     fields: dict[str, Any] = copy.deepcopy(recorded_manifest(record))
     try:
         _with_values(fields, record)
-        reference = fields["training_data_reference"]
+        reference, uri = fields["training_data_reference"], record["dataset"]["uri"]
+        if not data and uri.startswith(_FILE):
+            # Where it was: the manifest lies elsewhere now, or the run was told of another folder.
+            data = unquote(uri[len(_FILE) :])
         if data:
             reference |= {"type": "fs", "source": {"path": data}}
             reference.pop("connection", None)
-        elif reference["type"] == "fs":  # where it is, and not where the manifest lay
-            reference["source"] = {"path": unquote(record["dataset"]["uri"][len("file://") :])}
         if prove:
             fields["lineage"] = {"prove": True}
         head = f"Of {record['training_id']}, by ddl-airflow rerun."
@@ -130,8 +133,11 @@ def _with_values(fields: dict[str, Any], record: Record) -> None:
         fields.setdefault("transform", {})["checkpoint"] = (
             int(checkpoint) if checkpoint.isdecimal() else checkpoint
         )
-    if values.get("experiment_id"):
-        fields["experiment"] = values["experiment_id"]
+    experiment = values.get("experiment_id") or ""
+    if re.fullmatch(OWN_EXPERIMENT, experiment):  # elsewhere there is no such training
+        fields.pop("experiment", None)
+    elif experiment:
+        fields["experiment"] = experiment
 
 
 def fetch_code(record: Record, store: ObjectStore, folder: Path) -> None:

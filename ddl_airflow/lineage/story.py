@@ -107,7 +107,7 @@ def described_beginnings(record: Mapping[str, Any]) -> Iterable[str]:
         yield f"went on from checkpoints of {', '.join(others) or 'other settings'}"
     if record.get("result", {}).get(IS_WHOLE) is False:
         where = f"in experiment {record['run']['experiment']} before"
-        yield f"and perhaps from others': nobody noted who was {where}"
+        yield f"perhaps went on from others': nobody noted who was {where}"
 
 
 def _lines(named: Iterable[tuple[str, str]]) -> str:

@@ -388,11 +388,11 @@ def longest_listed(
 
 def _who_trains(layout: RunLayout, connections: FindConnection) -> str:
     """The job of this run that works, or that a scheduler will start; empty for none."""
-    who = ""
-    with suppress(FileNotFoundError):  # nobody ever was in it
-        who = holder_of(layout.kept_alone)
-    if who.startswith(f"{layout.training_id}/"):  # else it is another one of the experiment
-        return who
+    for place in (layout.experiment, layout.earlier_kept_alone):
+        with suppress(FileNotFoundError):  # nobody ever was in it
+            who = holder_of(place)
+            if who.startswith(f"{layout.training_id}/"):  # else it is another of the experiment
+                return who
     if (kept := kept_job(layout.scheduled_job)) is None:
         return ""
     scheduled = launcher(kept.handle.kind, None, connections).status(kept.handle)

@@ -127,7 +127,7 @@ class Train(ScriptTry[TrainStep]):
             env=self.environment(trained=False) | environment.of_training(step),
             cluster=parameter_servers(step.nodes, step.slots) if servers else None,
             gpu=step.gpu,
-            lock=lock_of(layout.kept_alone),
+            lock=lock_of(layout.experiment),
             keep=(layout.experiment, layout.experiment_copy) if layout.experiment_id else None,
             user=self.site.ranks_user,
             averages=step.distribution == "mpi" and step.nodes * step.slots > 1,
@@ -309,24 +309,28 @@ class Train(ScriptTry[TrainStep]):
     def _alone(self, held: ExitStack, job_id: str) -> int:
         """Keeps others out until ``held`` is closed; gives way while there are any."""
         layout = self.layout
-        place = layout.kept_alone
-        if layout.experiment_id:
-            try:
-                return held.enter_context(alone_in(place, job_id, _OTHERS_LOOK_S))
-            except PlaceTaken as taken:
-                # An earlier try of this training ends soon, or is left on some host for ever.
-                if not taken.holder.startswith(f"{layout.training_id}/"):
-                    self._give_way(taken.holder)
+        lock = self._alone_in(layout.experiment, held, job_id)
+        if lock_of(layout.earlier_kept_alone).exists():
+            self._alone_in(layout.earlier_kept_alone, held, job_id)
+        return lock
+
+    def _alone_in(self, place: Path, held: ExitStack, job_id: str) -> int:
+        try:
+            return held.enter_context(alone_in(place, job_id, _OTHERS_LOOK_S))
+        except PlaceTaken as taken:
+            # An earlier try of this training ends soon, or is left on some host for ever.
+            if not taken.holder.startswith(f"{self.layout.training_id}/"):
+                self._give_way(place, taken.holder)
         return held.enter_context(alone_in(place, job_id, _OTHERS_END_S))
 
-    def _give_way(self, holder: str) -> NoReturn:
+    def _give_way(self, place: Path, holder: str) -> NoReturn:
         layout = self.layout
-        said = f"in experiment {layout.experiment_id} another training works now: {holder}"
+        said = f"in experiment {layout.experiment.name} another training works now: {holder}"
         if self.step.when_busy == "skip":
             raise StepSkipped(f"{said}. Skipped, as experiment.when_busy says.")
         self.log.info("%s. Waiting for its end, without a worker", said)
         layout.close_to_ranks()  # this step has no job meanwhile
-        raise WaitForExperiment(layout.experiment)
+        raise WaitForExperiment(place)
 
     def settle(
         self, started: StartedJob, status: JobStatus | None, error: DdlError | None = None

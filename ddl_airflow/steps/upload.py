@@ -41,6 +41,7 @@ from ddl_airflow.lineage.record import (
     has_part,
     model_digest,
     read_part,
+    write_lineage,
 )
 from ddl_airflow.steps.base import StepTry, TransferLog
 from ddl_airflow.steps.checkpoints import drop_published
@@ -285,6 +286,7 @@ class UploadResults(StepTry[UploadResultsStep]):
         known = {f["key"]: (f["sha256"], f["size"]) for f in record["result"]["files"]}
         if self.site.signing_key:
             add_signature(made, record, layout, self.site.signing_key, self.site.secret)
+        write_lineage(layout, record)
         for key, why in made.not_made.items():
             say = self.log.warning if key in made.failed else self.log.info
             say("%s is not made: %s", key, why)

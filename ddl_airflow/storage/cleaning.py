@@ -14,7 +14,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -27,7 +27,7 @@ from ddl_airflow.core.layout import OWN_EXPERIMENT, REMOVING, RunLayout, experim
 from ddl_airflow.core.units import parse_duration, parse_size
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.experiments import forget_trainings
-from ddl_airflow.storage.filesystem import alone_in, holder_of, os_errors
+from ddl_airflow.storage.filesystem import alone_in, holder_of, lock_of, os_errors
 from ddl_airflow.storage.store import PART_PREFIX
 
 # What no step that still runs can have left lying for so long without touching it.
@@ -174,13 +174,14 @@ def _runs(
                 continue
             # The run first: an experiment that is one's own goes too if there is no run any more.
             folders = [one for one in (root, layout.experiment) if one.is_dir()]
-            yield from _removed("run", folders, layout.state, dry_run)
+            yield from _removed("run", folders, layout.experiment, dry_run)
 
 
 def _in_use(layout: RunLayout, keep: timedelta | None, use: _Use) -> bool:
-    with suppress(FileNotFoundError):  # no other run ever worked there
-        if holder_of(layout.experiment):
-            return True
+    for place in (layout.experiment, layout.earlier_kept_alone):
+        with suppress(FileNotFoundError):  # nobody ever worked there
+            if holder_of(place):
+                return True
     with suppress(FileNotFoundError, FileRefused):
         run = _run_of(layout)
         if _works_in(str(run.get("experiment") or ""), layout) or use.run_is_open(run, layout):
@@ -205,13 +206,11 @@ def _run_of(layout: RunLayout) -> dict[str, Any]:
 
 
 def _works_in(experiment: str, layout: RunLayout) -> bool:
-    """Whether a process of the training keeps others out of an experiment with a name, and not out
-    of its own folder.
-    """
+    """Whether a process of the training keeps others out of an experiment with a name."""
     if not is_experiment(experiment):
         return False
     with suppress(FileNotFoundError):  # nobody ever worked there
-        place = replace(layout, experiment_id=experiment).kept_alone
+        place = replace(layout, experiment_id=experiment).experiment
         return holder_of(place).startswith(f"{layout.training_id}/")
     return False
 
@@ -242,7 +241,7 @@ def _experiments(workspace: Path, rules: Rules, use: _Use, dry_run: bool) -> Ite
         keep = rules.runs if own else rules.experiments
         age_s = time.time() - _newest(experiment)
         if keep is not None and age_s >= max(keep.total_seconds(), LEFT_S):
-            yield from _removed("experiment", [experiment], None if own else experiment, dry_run)
+            yield from _removed("experiment", [experiment], experiment, dry_run)
 
 
 def _wanted(workspace: Path, keep: timedelta, use: _Use) -> set[str]:
@@ -262,22 +261,25 @@ def _wanted(workspace: Path, keep: timedelta, use: _Use) -> set[str]:
 
 
 def _removed(
-    what: str, folders: Sequence[Path], place: Path | None, dry_run: bool
+    what: str, folders: Sequence[Path], experiment: Path, dry_run: bool
 ) -> Iterator[Removed]:
-    """Removes folders unless a training works in ``place``; None: none can."""
+    """Removes folders unless a training works in the experiment."""
     removed = [Removed(what, str(folder), _size(folder)) for folder in folders]
     aside = [folder.with_name(REMOVING + uuid.uuid4().hex) for folder in folders]
     if dry_run:
         with suppress(FileNotFoundError):  # nobody ever worked there
-            if place is not None and holder_of(place):
+            if holder_of(experiment):
                 return
     else:
         try:
-            with alone_in(place, "cleaning", makes_room=True) if place else nullcontext():
+            with alone_in(experiment, "cleaning", makes_room=True):
                 for folder, where in zip(folders, aside, strict=True):
                     folder.rename(where)
                     if folder.parent == experiments(folder.parent.parent):
                         forget_trainings(folder.parent.parent, folder.name)
+                if re.fullmatch(OWN_EXPERIMENT, experiment.name):
+                    # Nobody comes to it any more: it was a training's, which is removed.
+                    lock_of(experiment).unlink()
         except PlaceTaken:
             return
         for where in aside:
@@ -392,7 +394,7 @@ def _folders(folder: Path, *, hidden: bool = False) -> list[Path]:
 
 
 def _last_change(layout: RunLayout) -> float:
-    # Not the run's own folder: to look whether anybody works in it changes that.
+    # Not the run's own folder: to remove what killed tasks left in it changes that.
     looked_at = (layout.kept, layout.state, layout.logs, layout.result, layout.checkpoints)
     changes = [_newest(folder, depth=1) for folder in looked_at if folder.is_dir()]
     changes += [_changed(one.stat()) for one in (layout.code, layout.staged) if one.is_dir()]

@@ -199,7 +199,7 @@ def test_the_story_says_what_the_training_went_on_from(ask, results, training, t
     assert (
         "\n            went on from checkpoints of digits-0, data s3://bucket/others d, code "
         "0123456789ab, rate=0.5\n"
-        "            and perhaps from others': nobody noted who was in experiment wide before\n"
+        "            perhaps went on from others': nobody noted who was in experiment wide before\n"
     ) in out
 
 

@@ -95,6 +95,40 @@ def test_the_launchers_fields_are_those_of_the_run(chosen):
     assert (launcher.kind, launcher.python or None) == (chosen, expected)
 
 
+def of_the_run(text, uri="file:///data", **parameters):
+    """The manifest that would make a model of such a run again."""
+    manifest = load_manifest_text(text, "m.yml")
+    record = {
+        "training_id": "digits-1",
+        "manifest": {"digest": manifest.digest, "said": manifest.said},
+        "run": {"parameters": {"nodes": 2, **parameters}},
+        "dataset": {"uri": uri},
+    }
+    return load_manifest_text(manifest_text(record), "again.yml")
+
+
+def test_data_that_a_run_by_hand_took_from_a_folder_are_looked_for_there():
+    """``ddl-airflow run --data``: the manifest says where they are otherwise."""
+    source = "{type: fs, source: {path: ./data}, exclude: [/scratch/]}"
+    of_bucket = (
+        "{type: s3, source: {bucket: own}, connection: {conn_id: minio}, exclude: [/scratch/]}"
+    )
+    assert source in MANIFEST
+    again = of_the_run(MANIFEST.replace(source, of_bucket), "file:///a%20copy")
+    assert str(again.training_data_reference.source.path) == "/a copy"
+    again = of_the_run(MANIFEST.replace(source, of_bucket), "s3://own")
+    assert again.training_data_reference.source.bucket == "own"
+
+
+@pytest.mark.parametrize("in_manifest", [True, False])
+@pytest.mark.parametrize(("name", "kept"), [("wide", "wide"), ("digits-1-" + 32 * "a", None)])
+def test_only_an_experiment_with_a_name_of_its_own_is_named_again(name, kept, in_manifest):
+    """That of another training is where that was, and of it a run elsewhere is refused."""
+    text = MANIFEST + f"experiment: {name}\n" * in_manifest
+    experiment = of_the_run(text, experiment_id=name).experiment
+    assert (experiment and experiment.name) == kept
+
+
 def environment():
     own = ("AIRFLOW_CONN_", "AIRFLOW__DDL__", "DDL_", "OMPI_", "PARAM_")
     return {name: value for name, value in os.environ.items() if not name.startswith(own)}
@@ -435,6 +469,30 @@ def test_a_script_that_was_changed_there_is_not_taken(rerun, place, tmp_path):
     code, _, err = rerun(copy, "--to", "again")
     assert code == 1 and "code/train.py is not the file that was published" in err
     assert not Path("again").exists() and "stays" not in err
+
+
+def test_what_went_on_from_others_weights_is_not_said_to_be_made_again(rerun, place, tmp_path):
+    def went_on(record):
+        record["run"]["experiment"] = "wide"
+        before = {"training_id": "digits-0", "uri": "s3://b/old", "dataset": "sha256:01"}
+        before |= {"code": "sha256:02", "manifest": "sha256:03", "parameters": {}}
+        record["result"] |= {"went_on_from": [before], "went_on_from_is_whole": False}
+
+    copy = edited(place, tmp_path, went_on)
+    code, out, err = rerun(copy, "--to", "again")
+    assert (code, err) == (0, "")
+    first, *others = out.splitlines()
+    assert first == (
+        "again/manifest.yml begins without the checkpoints that it went on from: "
+        "ddl-airflow run again/manifest.yml"
+    )
+    assert others[0].startswith("It went on from checkpoints of digits-0, data s3://b/old")
+    assert others[1:] == [
+        "It perhaps went on from others': nobody noted who was in experiment wide before"
+    ]
+    told = json.loads(rerun(copy, "--to", "once more", "--json")[1])
+    assert [one["training_id"] for one in told["went_on_from"]] == ["digits-0"]
+    assert told["went_on_from_is_whole"] is False
 
 
 def test_a_folder_that_could_not_be_made_whole_is_taken_back(rerun, place, tmp_path):

@@ -247,6 +247,21 @@ def test_published_again_is_the_same_also_when_signed(training, key, other_key):
     assert verify(FolderStore(folder(other)), other_key[1]).signed
 
 
+@pytest.mark.parametrize("at", ["signing_key", "still_holds"])
+def test_published_again_is_the_same_also_where_a_try_was_killed_meanwhile(
+    training, key, monkeypatch, at
+):
+    def killed(*words):
+        raise KeyboardInterrupt
+
+    first = training.publish(signing_key=str(key[0]))
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(f"ddl_airflow.evidence.files.{at}", killed)
+        training.publish(signing_key=str(key[0]), try_number=2)
+    assert training.publish(signing_key=str(key[0]), try_number=3) == first
+    assert len(list(folder(first).parent.iterdir())) == 1
+
+
 def test_without_the_libraries_the_rest_is_made_and_said(training, key, monkeypatch):
     for module in ("cyclonedx", "in_toto_attestation", "model_signing"):
         for name in [one for one in sys.modules if one.partition(".")[0] == module]:

@@ -16,8 +16,10 @@ from ddl_airflow.lineage.record import (
     SO_FAR,
     assemble,
     check_files,
+    fix_run,
     keep_so_far,
     read_part,
+    write_lineage,
     write_part,
 )
 from ddl_airflow.operators.base import run_of
@@ -126,6 +128,7 @@ def test_parts_come_together_with_the_run_and_the_files(layout, files, context_o
             },
         ],
     }
+    write_lineage(layout, record)
     assert json.loads((layout.kept / LINEAGE).read_text()) == record
 
 
@@ -172,7 +175,8 @@ def test_another_model_of_a_run_does_not_start_when_the_first_did(
         return {"evidence/card": tmp_path / "card"}
 
     context = context_of("mnist")
-    assemble(layout, {}, run_of(context), files, tries=2, evidence=evidence)
+    first = assemble(layout, {}, run_of(context), files, tries=2, evidence=evidence)
+    write_lineage(layout, first)
     sha256 = hashlib.sha256((layout.kept / LINEAGE).read_bytes()).hexdigest()
     markers = [{"files": [{"key": LINEAGE, "sha256": sha256}]}]
     context["dag_run"].start_date += timedelta(days=30)
@@ -183,9 +187,9 @@ def test_another_model_of_a_run_does_not_start_when_the_first_did(
     record = assemble(
         layout, {}, run_of(context), files, tries=1, published=markers, evidence=evidence
     )
-    first = again == "the same"
-    assert record["run"]["started"] == f"2026-{'11' if first else '12'}-20T20:16:00+00:00"
-    assert record["run"]["tries"]["upload_results"] == (2 if first else 1)
+    is_first = again == "the same"
+    assert record["run"]["started"] == f"2026-{'11' if is_first else '12'}-20T20:16:00+00:00"
+    assert record["run"]["tries"]["upload_results"] == (2 if is_first else 1)
 
 
 @pytest.fixture
@@ -220,6 +224,36 @@ def test_what_is_known_so_far_has_the_metrics_of_the_whole(layout, files, contex
     whole = assemble(layout, {}, run, files, tries=1)["result"]
     assert told["metrics"] == whole["metrics"] == {"accuracy": 0.875}
     assert told["measurements"] == whole["measurements"] and len(told["measurements"]) == 2
+
+
+def made_of(**others):
+    return {"dataset": "sha256:f", "code": "sha256:c", "manifest": "d", "parameters": {}, **others}
+
+
+@pytest.mark.parametrize("stage_at_work", [True, False])
+def test_a_training_that_was_made_of_something_else_is_not_known_so_far(
+    layout, context_of, stage_at_work
+):
+    """stage_data was cleared, and has brought other data; train is still to begin, or has failed
+    before it did.
+    """
+    fix_run(layout, "run", made_of(), {})
+    for step, facts in PARTS.items():
+        write_part(layout, step, facts)
+    run = run_of(context_of("mnist", 2))
+    outcome = {"state": "failed", "step": "train"}
+    keep_so_far(layout, run, outcome)
+    assert read_object(layout.kept / SO_FAR, layout.workspace)["result"]["steps"] == 40
+    if stage_at_work:
+        outcome = {"state": "running", "step": "stage_data", "at_work": True}
+    else:
+        fix_run(layout, "run", made_of(dataset="sha256:other"), {})
+        write_part(layout, "stage_data", PARTS["stage_data"])
+    keep_so_far(layout, run, outcome)
+    told = read_object(layout.kept / SO_FAR, layout.workspace)
+    assert "result" not in told and "environment" not in told
+    assert told["run"]["tries"] == ({} if stage_at_work else {"stage_data": 1})
+    assert ("dataset" in told) is not stage_at_work
 
 
 def test_files_as_recorded_have_no_problem(published):

@@ -40,6 +40,7 @@ LOOK = """
     own = [os.environ[name] for name in ("RESULT_DIR", "CHECKPOINT_DIR", "EXPERIMENT_DIR",
                                          "LOG_DIR", "JOB_STATE_DIR", "MODEL_DIR")]
     root = os.path.dirname(os.environ["RESULT_DIR"])
+    experiments, name = os.path.split(os.environ["EXPERIMENT_DIR"])
     seen = {
         "uid": os.getuid(),
         "data": tried(read, data + "/look.json"),
@@ -47,7 +48,7 @@ LOOK = """
                  for path in [*told["read"], root + "/airflow", root]},
         "write": {path: tried(write, path)
                   for path in [data + "/look.json", data + "/new", root + "/new",
-                               root + "/airflow/run.json", root + "/.ddl.lock"]},
+                               root + "/airflow/run.json", f"{experiments}/.{name}.lock"]},
         "own": {path: tried(write, path + "/written-" + sys.argv[1]) for path in own},
     }
     with open(os.environ["RESULT_DIR"] + "/seen-" + sys.argv[1], "w") as file:
@@ -125,6 +126,20 @@ def test_what_ranks_of_another_user_reach(run, trainer, capsys):
     published = Path(places["training"].removeprefix("file://"))
     assert not (published / "linked").exists()
     assert (published / "seen-0").is_file() and (published / "experiment/written-0").is_file()
+
+
+def test_the_end_of_a_step_closes_no_experiment_that_another_run_has_named(run, context_of):
+    """Its ranks may be at work in it."""
+    dag, context, layout = run
+    for name in ("stage_data", "train"):
+        dag.get_task(name).execute(context)
+    other = context_of("road", experiment_id=layout.training_id)
+    other["dag_run"].run_id = "other"
+    dag.get_task("stage_data").execute(other)
+    dag.get_task("train").execute(other)
+    assert mode(layout.experiment) == 0o2770
+    dag.get_task("transform").execute(context)
+    assert mode(layout.experiment) == 0o2770
 
 
 def test_a_run_that_is_tried_and_cleared_again_goes_on(run, context_of):

@@ -622,12 +622,12 @@ def test_what_ranks_work_with_is_not_replaced_under_them(
     (layout.code / "of the ranks").touch()
     Path(task.code, "train.py").write_text("print(2)\n")
     context = context_of("staging", 2, 1, **params)
-    of_this_run = alone_in(layout.kept_alone, f"{layout.training_id}/train-1")
+    of_this_run = alone_in(layout.experiment, f"{layout.training_id}/train-1")
     refused = pytest.raises(AirflowException, match="train-1 on .* works with what is staged in")
     with of_this_run, refused:
         task.execute(context)
     assert (layout.code / "of the ranks").exists()
-    with alone_in(layout.kept_alone, "another-1a2b/train-1"):
+    with alone_in(layout.experiment, "another-1a2b/train-1"):
         if experiment:  # another training of the experiment has its own folders
             task.execute(context)
     task.execute(context)

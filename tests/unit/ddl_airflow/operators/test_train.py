@@ -30,6 +30,7 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StageDataStep, StoreReference, TrainStep
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.lineage.record import (
+    SO_FAR,
     begin_training,
     beginnings,
     fix_run,
@@ -44,7 +45,7 @@ from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.site import training_of
 from ddl_airflow.steps.job import ScheduledJob, kept_job
 from ddl_airflow.steps.preemptions import Preemptions
-from ddl_airflow.storage.filesystem import alone_in
+from ddl_airflow.storage.filesystem import alone_in, holder_of, lock_of
 from ddl_airflow.triggers.experiment import ExperimentTrigger
 from tests.limits import within
 
@@ -756,9 +757,10 @@ def test_a_cleared_training_starts_again_if_it_had_ended_and_else_goes_on(
     assert len(list((layout.replaced / "result" / "checkpoints").iterdir())) == 1
     assert run(7, 7) == "found 1"
     # The first try after the clearing came to nothing before it had begun.
-    with alone_in(layout.state, "another"):
+    before = f"{layout.training_id}/train-7"
+    with alone_in(layout.experiment, before):
         monkeypatch.setattr("ddl_airflow.steps.train._OTHERS_END_S", 0.0)
-        with pytest.raises(AirflowException, match="another training works there now: another"):
+        with pytest.raises(AirflowException, match=f"another training works there now: {before}"):
             run(8, 12)
     assert run(9, 12) == "found 0"
     # An experiment with a name is there to be gone on with.
@@ -956,7 +958,7 @@ def test_two_tries_of_a_training_are_never_at_once(
 ):
     monkeypatch.setattr("ddl_airflow.steps.train._OTHERS_END_S", 0.2)
     task = train("", nodes=1)
-    place = layout.workspace / "experiments" / "wide" if experiment else layout.state
+    place = layout.workspace / "experiments" / (experiment or layout.training_id)
     before = f"{layout.training_id}/train-1"
     with (
         alone_in(place, before),
@@ -964,6 +966,39 @@ def test_two_tries_of_a_training_are_never_at_once(
     ):
         task.execute(context_of("training", 2, experiment_id=experiment))
     task.execute(context_of("training", 2, experiment_id=experiment))
+
+
+@pytest.mark.parametrize(
+    ("is_own", "of_earlier_version"), [(True, False), (False, False), (False, True)]
+)
+def test_a_training_and_another_that_named_its_experiment_are_never_at_once(
+    train, layout, context_of, is_own, of_earlier_version
+):
+    """Whichever of them comes second waits for the end of the other."""
+    first = layout.training_id if is_own else "training-first-" + 32 * "1"
+    RunLayout(layout.workspace, "training", first).create()
+    task = train("", nodes=1)
+    context = context_of("training", 2, experiment_id=None if is_own else first)
+    place = layout.workspace / "experiments" / first
+    assert job_of(task, context).lock == lock_of(place)  # which a scheduler's job takes itself
+    if of_earlier_version:
+        place = layout.root.with_name(first) / "ddl"
+    with alone_in(place, "training-other/train-1"), pytest.raises(TaskDeferred) as caught:
+        task.execute(context)
+    assert caught.value.trigger.folder == str(place)
+    assert task.execute(context)["world_size"] == 1
+    for folder in (layout.workspace / "experiments" / first, place):
+        assert holder_of(folder) == ""
+
+
+def test_a_try_of_an_earlier_version_is_not_trained_beside(train, layout, context_of, monkeypatch):
+    monkeypatch.setattr("ddl_airflow.steps.train._OTHERS_END_S", 0.2)
+    before = f"{layout.training_id}/train-1"
+    with (
+        alone_in(layout.state, before),
+        pytest.raises(AirflowException, match=f"another training works there now: {before}"),
+    ):
+        train("", nodes=1).execute(context_of("training", 2))
 
 
 def test_the_second_training_of_an_experiment_waits_without_a_worker(
@@ -1039,6 +1074,23 @@ def test_a_triggerer_without_the_workspace_says_so(train, context_of, tmp_path):
         train("", nodes=1).execute_alone(context_of("training"), event.payload)
 
 
+def test_the_record_of_a_run_that_trains_again_has_no_numbers_of_before(train, layout, context_of):
+    script = """
+        import os, shutil
+        result = os.environ["RESULT_DIR"]
+        shutil.copy(result + "/../airflow/record.json", result + "/told.json")
+        print("step 5 loss= 0.25")
+    """
+    task = train(script, nodes=1, metrics=METRICS)
+    for cleared in (0, 1):
+        task.execute(context_of("training", 1 + cleared, max_tries=cleared))
+        told = json.loads((layout.result / "told.json").read_text())
+        assert "result" not in told and told["outcome"]["try"] == 1 + cleared
+    told = json.loads((layout.kept / SO_FAR).read_text())
+    assert told["result"]["metrics"] == {"loss": 0.25}
+    assert (layout.replaced / "result" / "told.json").exists()
+
+
 def test_what_holds_the_ranks_together_keeps_others_out(train, layout, context_of):
     script = """
         import os
@@ -1048,7 +1100,8 @@ def test_what_holds_the_ranks_together_keeps_others_out(train, layout, context_o
             parent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
         # Others of the job may be closed meanwhile.
         opened = [os.path.realpath(fd) for fd in Path(f"/proc/{parent}/fd").iterdir()]
-        assert os.environ["JOB_STATE_DIR"].rpartition("/")[0] + "/.ddl.lock" in opened, opened
+        folder, name = os.path.split(os.environ["EXPERIMENT_DIR"])
+        assert f"{folder}/.{name}.lock" in opened, opened
     """
     train(script).execute(context_of("training"))
 

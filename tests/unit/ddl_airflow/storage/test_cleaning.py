@@ -53,7 +53,7 @@ def run(tmp_path):
 
 def left(tmp_path):
     """The runs and experiments that are there, in words of the tests."""
-    folders = (*tmp_path.glob("runs/*/*"), *tmp_path.glob("experiments/*-*"))
+    folders = (*tmp_path.glob("runs/*/*"), *tmp_path.glob("experiments/[!.]*-*"))
     return sorted(path.name.split("-")[-2] for path in folders)
 
 
@@ -69,6 +69,7 @@ def test_an_old_run_goes_with_its_own_experiment_and_a_newer_one_stays(run, tmp_
     assert list(clean_workspace(tmp_path, KEEP)) == would
     assert list(clean_workspace(tmp_path, KEEP)) == []
     assert left(tmp_path) == ["new", "new"]
+    assert not [*tmp_path.glob("experiments/.*.lock")]  # each training has one
     assert wide.is_dir()  # it has a name, there to be gone on with
     notes = [trainings_file(tmp_path, name) for name in ("wide", "narrow")]
     notes[0].parent.mkdir()
@@ -113,9 +114,10 @@ def test_a_run_in_use_stays_however_old_it_is(run, tmp_path):
         assert dag_id == "digits"
         return run_id == "open"
 
-    with alone_in(works.state, "a try that works"):
-        assert list(clean_workspace(tmp_path, KEEP, is_open, dry_run=True)) == []
-        assert list(clean_workspace(tmp_path, KEEP, is_open)) == []
+    for place in (works.experiment, works.earlier_kept_alone):
+        with alone_in(place, "a try that works"):
+            assert list(clean_workspace(tmp_path, KEEP, is_open, dry_run=True)) == []
+            assert list(clean_workspace(tmp_path, KEEP, is_open)) == []
     assert left(tmp_path) == sorted(2 * ["works", "waits", "open", "told"])
     list(clean_workspace(tmp_path, KEEP))  # the work is done, and the run is no more
     assert not works.root.exists() and not open_run.root.exists()
@@ -162,13 +164,12 @@ def test_a_named_experiment_stays_for_a_job_until_its_scheduler_says_that_it_has
 
 
 def test_a_run_of_a_named_experiment_stays_while_its_process_works(run, tmp_path):
-    """It keeps others out of the experiment, and not out of its own folder."""
     works, ended = run("works"), run("ended")
     wide = replace(works, experiment_id="wide")
     for layout in (works, ended):
         fix_run(replace(layout, experiment_id="wide"), "run", {}, {})
         age(layout.root, 40)
-    with alone_in(wide.kept_alone, f"{works.training_id}/1"):
+    with alone_in(wide.experiment, f"{works.training_id}/1"):
         would = list(clean_workspace(tmp_path, KEEP, dry_run=True))
         assert [one.place for one in would][:1] == [str(ended.root)]
         list(clean_workspace(tmp_path, KEEP))
@@ -340,8 +341,7 @@ def test_whoever_is_killed_while_cleaning_leaves_runs_whole_or_for_the_next(
         pass
 
     def files(layout):
-        found = [path for path in layout.root.rglob("*") if path.is_file()]
-        return {path.name for path in found} - {".ddl.lock"}
+        return {path.name for path in layout.root.rglob("*") if path.is_file()}
 
     expected = files(run("whole", days=1))
     for killed_at in range(8):
