@@ -435,6 +435,13 @@ def _meaning(exc: Exception, where: str, needed: int) -> StagingError:
     )
 
 
+def refuses(error: Any) -> bool:
+    """Whether botocore's ClientError may say that the service does not know what it was asked."""
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    code = error.response.get("Error", {}).get("Code")
+    return status in (400, 403, 501) and code not in _PASSING
+
+
 def code_of(error: StagingError) -> str:
     """What the service called the error; empty if it was not the service's."""
     from botocore.exceptions import ClientError
