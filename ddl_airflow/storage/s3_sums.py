@@ -8,17 +8,23 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ddl_airflow.storage import checksums
 from ddl_airflow.storage.checksums import OF_S3
-from ddl_airflow.storage.s3_client import refuses
+from ddl_airflow.storage.s3_client import refuses, refuses_sums
 
 T = TypeVar("T")
 _ASKED = {"ChecksumMode": "ENABLED"}
 _log = logging.getLogger(__name__)
+
+
+class SumsRefused(Exception):
+    """The service takes no checksum with what is sent: it is to be sent with its MD5."""
 
 
 @dataclass
@@ -27,10 +33,15 @@ class Sums:
 
     Attributes:
         tells: whether it answers who asks for checksums; None: nobody has asked.
+        checks: whether it refuses bytes that do not have the checksum that comes with them; None:
+            nobody has tried.
+        trying: held by who does.
     """
 
     bucket: str
     tells: bool | None = None
+    checks: bool | None = None
+    trying: threading.Lock = field(default_factory=threading.Lock)
 
     def told(self, ask: Callable[[dict[str, str]], T]) -> T:
         """An answer with the checksums of an object; without, of a service that refuses to tell.
@@ -53,6 +64,24 @@ class Sums:
         else:
             self.tells = True
         return answer
+
+    @contextmanager
+    def taken(self, *, sent: bool) -> Iterator[None]:
+        """Raises SumsRefused where botocore says so of what was ``sent`` with a checksum."""
+        from botocore.exceptions import ClientError
+
+        try:
+            yield
+        except ClientError as error:
+            if not sent or not refuses_sums(error):
+                raise
+            self.refused()
+            raise SumsRefused from error
+
+    def refused(self) -> None:
+        """Has the rest go with its MD5."""
+        _log.info("s3://%s: the store takes no checksums: MD5 goes with what is sent", self.bucket)
+        self.checks = False
 
 
 _sums: dict[tuple[str, str], Sums] = {}

@@ -43,6 +43,7 @@ class Asked(NamedTuple):
 
     ``sent``: bytes of the body that were passed on to the client. ``query``: of the URL, as it is.
     ``took``: bytes of a body that came from the client. ``source``: of a copy, in plain text.
+    ``headers``: that the client sent, in lower case.
     """
 
     method: str
@@ -52,6 +53,14 @@ class Asked(NamedTuple):
     query: str
     took: int
     source: str
+    headers: Mapping[str, str]
+
+
+def _has_its_crc(near: BaseHTTPRequestHandler, body: bytes) -> bool:
+    from botocore.httpchecksum import CrtCrc64NvmeChecksum
+
+    said = near.headers.get("x-amz-checksum-crc64nvme")
+    return near.command != "PUT" or said in (None, CrtCrc64NvmeChecksum().handle(body))
 
 
 class FaultyProxy:
@@ -75,6 +84,7 @@ class FaultyProxy:
         tls: with what clients are answered by https.
         signed_urls: the fault of all requests that count and are signed in their URL.
         with_header: header -> the fault of all requests that count and have it.
+        compares: whether bodies that do not have their CRC64NVME are refused, as by Amazon.
     """
 
     def __init__(
@@ -86,11 +96,13 @@ class FaultyProxy:
         tls: ssl.SSLContext | None = None,
         signed_urls: str = "",
         with_header: Mapping[str, str] = MappingProxyType({}),
+        compares: bool = False,
     ) -> None:
         self._ended: list[Asked] = []
         self._target = urlsplit(endpoint_url)
         self._faults, self._counted, self._bytes_per_s = faults, counted, bytes_per_s
         self._tls, self._signed_urls, self._with_header = tls, signed_urls, with_header
+        self._compares = compares
         self._changed = threading.Condition()
         self._number = self._placed = 0
         self._open = 0  # requests that count and have not ended
@@ -188,6 +200,8 @@ class FaultyProxy:
             if fault in _CODES:
                 status, code = _CODES[fault]
                 self._say(near, status, _SAID % code)
+            elif self._compares and not _has_its_crc(near, body):
+                self._say(near, 400, _SAID % b"BadDigest")
             elif fault == "error as success":
                 self._say(near, 200, _SAID % b"InternalError")
             elif fault.startswith("sent ") and fault != "sent changed":
@@ -200,7 +214,10 @@ class FaultyProxy:
         finally:
             if counts:
                 source = unquote(near.headers.get("x-amz-copy-source", ""))
-                one = Asked(near.command, path, asked_range, sent, url.query, len(body), source)
+                one = Asked(
+                    *(near.command, path, asked_range, sent, url.query, len(body), source),
+                    {name.lower(): value for name, value in near.headers.items()},
+                )
                 with self._changed:
                     self._ended.append(one)
                     self._open -= 1
