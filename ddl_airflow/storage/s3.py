@@ -29,14 +29,16 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
+from ddl_airflow.storage.checksums import hex_of
 from ddl_airflow.storage.content_types import content_type
 from ddl_airflow.storage.download import download, read_through
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.retries import TRIES, Retries, wait
 from ddl_airflow.storage.s3_client import client_by_connection, s3_client, s3_errors
-from ddl_airflow.storage.s3_get import S3Source, etag_is_md5
+from ddl_airflow.storage.s3_get import S3Source, check_of_all
 from ddl_airflow.storage.s3_http import ByBoto3, Connections, connections_of
 from ddl_airflow.storage.s3_put import Earlier, S3Target
+from ddl_airflow.storage.s3_sums import sums_of
 from ddl_airflow.storage.store import (
     Access,
     Advance,
@@ -344,17 +346,17 @@ class S3Store:
 
         for number in range(1, TRIES + 1):
             try:
-                answer, body = self._answered(key)
+                answer, body = sums_of(self._client, self.bucket).told(partial(self._answered, key))
                 etag = str(answer.get("ETag", "")).strip('"')
                 if not etag:  # an error, say, that some proxy sends as success
                     raise StagingError(
                         f"{self._where(key)}: the answer has no ETag, so it is no object"
                     )
-                digest = hashlib.md5(body, usedforsecurity=False).hexdigest()
-                if etag_is_md5(answer) and "-" not in etag and etag != digest:
+                check = check_of_all(answer, etag)
+                if check and (digest := hex_of(check.name, body)) != check.expected:
                     raise TransferCorrupt(
-                        f"{self._where(key)}: {len(body):,} bytes came with MD5 {digest}, and its "
-                        f"ETag is {etag}. Read it again."
+                        f"{self._where(key)}: of the {len(body):,} bytes that came {check.name} is "
+                        f"{digest}, not {check.expected}. Read it again."
                     )
                 return body, etag
             except (StagingError, BotoCoreError, HTTPError):
@@ -364,13 +366,13 @@ class S3Store:
                 wait(number, lambda _: None)
         raise AssertionError("no tries")
 
-    def _answered(self, key: str) -> tuple[dict[str, Any], bytes]:
+    def _answered(self, key: str, more: dict[str, str]) -> tuple[dict[str, Any], bytes]:
         """What a GET says, and the body. Over boto3 one takes some 5 ms of a processor."""
         from botocore.exceptions import ClientError
 
         if self._direct is not None:
             try:
-                with self._direct.get(self.bucket, self._key(key), {}) as (answer, body):
+                with self._direct.get(self.bucket, self._key(key), {}, more) as (answer, body):
                     return answer, body.read()
             except ByBoto3:
                 pass
@@ -378,7 +380,7 @@ class S3Store:
                 if _status(error) == 404:
                     raise
         # boto3 knows which refusals are worth another try.
-        answer = self._client.get_object(Bucket=self.bucket, Key=self._key(key))
+        answer = self._client.get_object(Bucket=self.bucket, Key=self._key(key), **more)
         return answer, answer["Body"].read()
 
     def put_if(self, key: str, body: bytes, version: str | None) -> bool:
