@@ -1,7 +1,8 @@
 """Objects of any S3-compatible service.
 
-Integrity rests on MD5 and SHA-256 checked here, not on the checksum trailers that newer SDKs send
-by default: several compatible services refuse those (Ceph 16 answers 411).
+Integrity rests on digests compared here, as ``s3_get`` finds them and ``s3_put`` sends them, not on
+the checksum trailers that newer SDKs send by default: several compatible services refuse those
+(Ceph 16 answers 411). S3's own checksums, in headers, are asked for where a store has them.
 """
 
 from __future__ import annotations
@@ -295,7 +296,7 @@ class S3Store:
     def put(
         self, path: Path, key: str, sha256: str, advance: Advance, left: Sequence[Left] = ()
     ) -> StoredObject:
-        """Uploads, in parts when large; the service checks each MD5, and so is what it answers."""
+        """Uploads, in parts when large; the service checks a digest of each, and we its answer."""
         earlier = [
             Earlier(one.store._key(one.found.key), upload=one.found.token)
             if isinstance(one.found, Unfinished)
@@ -308,7 +309,7 @@ class S3Store:
         return StoredObject(key, size, etag)
 
     def put_bytes(self, key: str, body: bytes) -> StoredObject:
-        """Stores a small object in one request; the service checks its MD5."""
+        """Stores a small object in one request; the service checks a digest of it."""
         return StoredObject(key, len(body), self._target(key).put_bytes(body))
 
     def _target(self, key: str) -> S3Target:
