@@ -25,7 +25,7 @@ from ddl_airflow.storage.fingerprint import Digest, of_parts
 from ddl_airflow.storage.lanes import Lanes
 from ddl_airflow.storage.store import CHUNK, PIECE, Advance, Fetched
 
-_BLOCK = CHUNK // 4  # of a part that is digested by itself: what fits the caches of a processor
+_BLOCK = CHUNK  # of a part that is digested by itself: what fits the caches of a processor
 _MOST_OF_A_PART = 64 * CHUNK  # what is lost of one that breaks off, times those at once
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ USUAL_PART_SIZES = tuple(mib * CHUNK for mib in (8, 16, 5, 15, 64, 50, 10, 32, 1
 _OF_CONTENT = re.compile(r"[0-9a-f]{32}(-\d+)?")  # an ETag that other bytes do not have
 STALL_S = 15.0  # without a byte of a body: it is asked for again
 
-_BLOCK = CHUNK // 4  # what is lost of a body that stands still
+_BLOCK = CHUNK  # what is lost of a body that stands still
 
 
 class S3Source:
