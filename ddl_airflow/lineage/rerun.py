@@ -24,8 +24,10 @@ from ddl_airflow.core.manifest.digest import digest, earlier_digests
 from ddl_airflow.core.manifest.sections.definition import split_commands
 from ddl_airflow.core.selection import Selection
 from ddl_airflow.lineage.compare import CODE
+from ddl_airflow.storage import checksums
+from ddl_airflow.storage.checksums import CRCS
 from ddl_airflow.storage.code import digest_of
-from ddl_airflow.storage.fingerprint import PartsMd5, object_sha256
+from ddl_airflow.storage.fingerprint import DigestOfParts, object_sha256
 from ddl_airflow.storage.staging import dataset_of
 from ddl_airflow.storage.store import ObjectStore, StoredObject, check_keys
 
@@ -192,9 +194,9 @@ def data_changes(
     """How the data in a store differ from those of the record.
 
     One that has another ETag, as in a copy, is read, where the record has its digest: one of its
-    own, or as the ETag that a bucket gave it. An ETag need not be one: with keys of a key service
-    it is none, and of parts it is only known where their size is. What was found out of that when
-    the data were staged is in the record, too.
+    own, its CRC, or as the ETag that a bucket gave it. An ETag need not be one: with keys of a key
+    service it is none, and of parts it is only known where their size is. What was found out of
+    that when the data were staged is in the record, too.
 
     Args:
         record: of the model.
@@ -235,6 +237,11 @@ def _is_changed(before: Record, now: StoredObject, store: ObjectStore) -> bool |
         return True
     if "sha256" in before:
         return object_sha256(store, now) != str(before["sha256"])
+    for name in CRCS:
+        if name in before:
+            crc = checksums.new(name)
+            store.read(now, crc.update)
+            return crc.hexdigest() != str(before[name])
     digests, known = _digests_of(before, now.size)
     if not digests:
         return None
@@ -264,7 +271,7 @@ def _digests_of(before: Record, size: int) -> tuple[list[Any], bool]:
     known = known and isinstance(part_size, int) and part_size > 0
     sizes: tuple[Any, ...] = (part_size,) if known else USUAL_PART_SIZES
     parts = int(match[1])
-    return [PartsMd5(each) for each in sizes if -(-size // each) == parts], known
+    return [DigestOfParts(each) for each in sizes if -(-size // each) == parts], known
 
 
 def objects_of(record: Record, store: ObjectStore) -> list[StoredObject]:

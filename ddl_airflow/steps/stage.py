@@ -375,7 +375,8 @@ def longest_listed(
     """
     from ddl_airflow.storage.archives import suffix_of  # no parse needs it
 
-    # Of an object the store knows an MD5 or a SHA-256: ``Fetched.proved``. The latter is longer.
+    # Of an object the store knows an MD5, a CRC or a SHA-256: ``Fetched.proved``. The last is the
+    # longest.
     found = {"sha256": "0" * 64}
     if prove and not in_folder:
         found |= _MD5_OF_PARTS

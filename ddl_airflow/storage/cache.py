@@ -27,6 +27,7 @@ from types import MappingProxyType
 from typing import IO, Any, BinaryIO, NamedTuple
 
 from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError, TransferCorrupt
+from ddl_airflow.storage import checksums
 from ddl_airflow.storage.download import journal_of
 from ddl_airflow.storage.filesystem import DISK_FULL, os_errors
 from ddl_airflow.storage.store import (
@@ -58,7 +59,7 @@ class _Facts(NamedTuple):
         changed_ns: its time of change: what has another one now is no longer what was fetched.
         pieces: digests in hex of each piece of it.
         callers: of stores whose keys may read it.
-        algorithm: of the digests, as hashlib calls it.
+        algorithm: of the digests, as ``checksums.new`` has it.
         piece_size: bytes.
         boot: of the host that wrote it, which may not have it on disk; empty: it is there.
         proved: as ``Fetched`` has it.
@@ -615,7 +616,7 @@ def _unnoticed(path: str, flags: int) -> int:
 
 def _digest(file: IO[bytes], facts: _Facts) -> str:
     """Of the next piece."""
-    digest = hashlib.new(facts.algorithm, usedforsecurity=False)
+    digest = checksums.new(facts.algorithm)
     left = facts.piece_size
     while left and (chunk := file.read(min(CHUNK, left))):
         digest.update(chunk)

@@ -27,7 +27,7 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
-from ddl_airflow.storage import lanes
+from ddl_airflow.storage import checksums, lanes
 from ddl_airflow.storage.download import Check, download, read_through
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.retries import Retries
@@ -530,9 +530,7 @@ class _Source:
         if is_md5(etag):
             return Check("md5", hashlib.md5(usedforsecurity=False), etag)
         if etag.startswith(CRC32C):
-            from google_crc32c import Checksum
-
-            return Check("crc32c", _Crc32c(Checksum()), etag.removeprefix(CRC32C))
+            return Check("crc32c", checksums.new("crc32c"), etag.removeprefix(CRC32C))
         return Check("size")
 
     def corrupt(self, why: str) -> TransferCorrupt:
@@ -541,17 +539,6 @@ class _Source:
 
 
 CRC32C = "crc32c-"  # before the value in hex: the ETag of an object that has no MD5
-
-
-class _Crc32c:
-    def __init__(self, checksum: Any) -> None:
-        self._checksum = checksum
-
-    def update(self, chunk: bytes | memoryview, /) -> None:
-        self._checksum.update(bytes(chunk))
-
-    def hexdigest(self) -> str:
-        return self._checksum.digest().hex()  # type: ignore[no-any-return]
 
 
 def is_md5(etag: str) -> bool:

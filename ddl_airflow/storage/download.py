@@ -1,31 +1,32 @@
 """One object into one file: in parts, several at once, of which none that is there comes twice.
 
-A part is a ``PIECE``. Which ones are there is in a journal beside the file: whoever goes on, after
-the process was killed, reads them back, and fetches what is missing or is not what it was. Each
-byte is digested while it is in memory, for its piece and, in the order of the parts, for the whole.
+A part is a ``PIECE``, or what the store has as a part. Which ones are there is in a journal beside
+the file: whoever goes on, after the process was killed, reads them back, and fetches what is
+missing or is not what it was. Each byte is digested while it is in memory: once, where the digest
+of the whole can be made of those of the parts; else for its piece by a CRC and, in the order of the
+parts, for the whole.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from ddl_airflow.core.errors import StagingError, TransferCorrupt
-from ddl_airflow.storage import lanes
-from ddl_airflow.storage.fingerprint import Digest
+from ddl_airflow.storage import checksums, lanes
+from ddl_airflow.storage.checksums import CRCS, HASHES, OF_PIECES
+from ddl_airflow.storage.fingerprint import Digest, of_parts
 from ddl_airflow.storage.lanes import Lanes
 from ddl_airflow.storage.store import CHUNK, PIECE, Advance, Fetched
 
-_BLOCK = CHUNK // 4  # of a part that is digested by itself: what fits the caches of a processor
+_BLOCK = CHUNK  # of a part that is digested by itself: what fits the caches of a processor
 _MOST_OF_A_PART = 64 * CHUNK  # what is lost of one that breaks off, times those at once
-_MD5_DIGITS = 32
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +46,7 @@ class Check:
         digest: None: there is none, and sizes must do.
         expected: what must come out.
         proof: False where a difference may as well come from a wrong guess of the part size.
-        part_size: bytes, where the digest is one of the MD5s of such parts.
+        part_size: bytes, where the digest can be made of those of such parts.
         sure: asked when there is such a difference: whether it is proof after all.
     """
 
@@ -56,9 +57,27 @@ class Check:
     part_size: int = 0
     sure: Callable[[], bool] | None = None
 
-    def result(self) -> str:
-        """The name; "size" if it could not decide. Raises ValueError on other content."""
-        if self.digest is None or (found := self.digest.hexdigest()) == self.expected:
+    @property
+    def algorithm(self) -> str:
+        """Of the digest, or of those of parts; empty: there is none."""
+        algorithm = self.name.removesuffix("-of-parts")
+        return algorithm if algorithm in (*CRCS, *HASHES) else ""
+
+    def of_parts(self, digests: Sequence[str], size: int) -> str:
+        """The digest of so many bytes, made of those of their parts of ``part_size``."""
+        parts = [*map(bytes.fromhex, digests)]
+        if self.name != self.algorithm:
+            return of_parts(self.algorithm, parts)
+        sizes = [min(self.part_size, size - at) for at in range(0, size, self.part_size)]
+        return checksums.joined(self.algorithm, parts, sizes).hex()
+
+    def result(self, found: str = "") -> str:
+        """The name; "size" if it could not decide. Raises ValueError on other content.
+
+        Args:
+            found: the digest; empty: what ``digest`` has.
+        """
+        if self.digest is None or (found := found or self.digest.hexdigest()) == self.expected:
             return self.name
         if self.proof and (self.sure is None or self.sure()):
             raise ValueError(f"{self.name} is {found}, not {self.expected}")
@@ -66,8 +85,8 @@ class Check:
 
     def proved(self, result: str) -> dict[str, Any]:
         """``Fetched.proved``, once the digest gave that result."""
-        if result == "sha256":
-            return {"sha256": self.expected}
+        if result == "sha256" or result in CRCS:
+            return {result: self.expected}
         if result == "md5":
             return {"etag_is": "md5"}
         if result == "md5-of-parts" and self.part_size:
@@ -239,18 +258,16 @@ def _bring_at_once(
     with lanes.buffers.one(file.size, advance) as part:
         source.read(0, part, advance)
         check = source.check()
-        algorithm = check.name if check.name in ("sha256", "md5") else "sha256"
-        digest = hashlib.new(algorithm, part, usedforsecurity=False).hexdigest()
+        algorithm = check.name if check.name == check.algorithm else OF_PIECES
+        digest = checksums.hex_of(algorithm, part)
         fetched.append(digest)
         file.write(0, part)
-        if check.name == algorithm:
-            if digest != check.expected:
-                raise ValueError(f"{check.name} is {digest}, not {check.expected}")
-            return Fetched(check.name, fetched, algorithm, proved=check.proved(check.name))
-        if check.digest:
-            check.digest.update(part)
-        result = check.result()
-        return Fetched(result, fetched, proved=check.proved(result))
+        if check.name != algorithm:
+            if check.digest:
+                check.digest.update(part)
+            digest = ""
+        result = check.result(digest)
+        return Fetched(result, fetched, algorithm, proved=check.proved(result))
 
 
 def _bring_in_order(
@@ -264,7 +281,7 @@ def _bring_in_order(
         nonlocal check
         if not number:
             check = source.check()
-        fetched[number] = hashlib.sha256(part).hexdigest()
+        fetched[number] = checksums.hex_of(OF_PIECES, part)
         file.write(number, part)
         if check.digest:
             check.digest.update(part)
@@ -275,7 +292,7 @@ def _bring_in_order(
     with lanes.buffers.one(PIECE, advance) as buffer:
         source.read_in_order(buffer[:PIECE], take, lambda _: advance(0))
     result = check.result()
-    return Fetched(result, fetched, piece_size=PIECE, proved=check.proved(result))
+    return Fetched(result, fetched, OF_PIECES, PIECE, check.proved(result))
 
 
 def _bring_in_lanes(
@@ -290,49 +307,48 @@ def _bring_in_lanes(
             proceed(len(part))
         else:
             source.read(number * PIECE, part, proceed)
-            digest = hashlib.sha256(part).hexdigest()
+            digest = checksums.hex_of(OF_PIECES, part)
             file.write(number, part)
             file.note(number, digest)
         fetched[number] = digest
 
     Lanes(file.size, PIECE, bring, check.digest, advance).run()
     result = check.result()
-    return Fetched(result, fetched, piece_size=PIECE, proved=check.proved(result))
+    return Fetched(result, fetched, OF_PIECES, PIECE, check.proved(result))
 
 
 def _bring_in_parts(
     source: PartsSource, file: _PartFile, check: Check, fetched: list[str], advance: Advance
 ) -> Fetched:
-    """The store's own parts, each digested by itself, block by block, while it is in the cache of
-    the processor. Their digests are those that are kept.
+    """Parts that are digested each by itself, block by block, while it is in the cache of the
+    processor: the store's own, or of a size of ours. Their digests are those that are kept.
     """
-    size = check.part_size
+    size, algorithm = check.part_size, check.algorithm
     fetched[:] = [""] * -(-file.size // size)
 
     def bring(number: int, memory: memoryview, proceed: Advance) -> None:
         block, start = memory[:_BLOCK], number * size
         count = min(size, file.size - start)
-        digest = file.restored_md5(number, start, count, block)
+        digest = file.restored(number, start, count, block, algorithm)
         if digest:
             proceed(count)
         else:
-            md5, at = hashlib.md5(usedforsecurity=False), start
+            digests, at = checksums.new(algorithm), start
 
             def take(part: memoryview) -> None:
                 nonlocal at
-                md5.update(part)
+                digests.update(part)
                 file.write_at(at, part)
                 at += len(part)
 
             source.read_blocks(start, count, block, take, proceed)
-            digest = md5.hexdigest()
+            digest = digests.hexdigest()
             file.note(number, digest)
         fetched[number] = digest
 
     Lanes(file.size, size, bring, None, advance, memory=_BLOCK).run()
-    md5s = hashlib.md5(b"".join(map(bytes.fromhex, fetched)), usedforsecurity=False)
-    result = replace(check, digest=md5s, expected=check.expected.partition("-")[0]).result()
-    return Fetched(result, fetched, "md5", size, check.proved(result))
+    result = check.result(check.of_parts(fetched, file.size))
+    return Fetched(result, fetched, algorithm, size, check.proved(result))
 
 
 class _PartFile:
@@ -368,26 +384,28 @@ class _PartFile:
             os.close(self._journal)
 
     def restore(self, number: int, part: memoryview) -> str:
-        """Reads a part back. Returns its SHA-256; empty if it is not there, or not what it was."""
+        """Reads a piece back. Returns its digest; empty if it is not there, or not what it was."""
         noted = self._there.get(number)
         if noted is None:
             return ""
         at, start = 0, number * PIECE
         while at < len(part) and (count := os.preadv(self._file, [part[at:]], start + at)):
             at += count
-        found = hashlib.sha256(part[:at]).hexdigest()
+        found = checksums.hex_of(OF_PIECES, part[:at])
         return found if found == noted else ""
 
-    def restored_md5(self, number: int, start: int, count: int, block: memoryview) -> str:
-        """The same by MD5, of ``count`` bytes from ``start`` on, a block at a time."""
+    def restored(
+        self, number: int, start: int, count: int, block: memoryview, algorithm: str
+    ) -> str:
+        """The same of a part, ``count`` bytes from ``start`` on, a block at a time."""
         noted = self._there.get(number)
-        if noted is None or len(noted) != _MD5_DIGITS:
+        if noted is None:
             return ""
-        md5, at = hashlib.md5(usedforsecurity=False), 0
+        digest, at = checksums.new(algorithm), 0
         while at < count and (n := os.preadv(self._file, [block[: count - at]], start + at)):
-            md5.update(block[:n])
+            digest.update(block[:n])
             at += n
-        return noted if md5.hexdigest() == noted else ""
+        return noted if digest.hexdigest() == noted else ""
 
     def write(self, number: int, part: memoryview) -> None:
         self.write_at(number * PIECE, part)
@@ -409,7 +427,7 @@ class _PartFile:
 
 
 def _noted(journal: int) -> dict[int, str]:
-    """Part -> SHA-256. What was cut off, or is of other parts, reads back as something else."""
+    """Part -> its digest. What was cut off, or is of other parts, reads back as something else."""
     there: dict[int, str] = {}
     with open(journal, "rb", closefd=False) as lines:
         for line in lines:

@@ -1,16 +1,17 @@
-"""Digests: of a listing, of a file, and the ETag that a multipart upload gets."""
+"""Digests: of a listing, of a file, and what a multipart upload gets of its parts."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from json.encoder import encode_basestring_ascii as _quoted
 from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
 
+from ddl_airflow.storage import checksums
+from ddl_airflow.storage.checksums import Checksum
 from ddl_airflow.storage.store import CHUNK, ObjectStore, StoredObject
 
 
@@ -60,7 +61,7 @@ class Parts:
         new: begins a digest.
     """
 
-    def __init__(self, part_size: int | Iterable[int], new: Callable[[], hashlib._Hash]) -> None:
+    def __init__(self, part_size: int | Iterable[int], new: Callable[[], Checksum]) -> None:
         self._sizes = repeat(part_size) if isinstance(part_size, int) else iter(part_size)
         self._new = new
         self._parts: list[bytes] = []
@@ -88,16 +89,22 @@ class Parts:
         return [*self._parts, self._part.digest()]
 
 
-class PartsMd5(Parts):
-    """The MD5 of the parts' MD5s, a hyphen, and the number of parts.
+def of_parts(algorithm: str, parts: Sequence[bytes]) -> str:
+    """The digest of the digests of parts, in hex, a hyphen, and the number of parts.
 
-    Source: the ETag of a multipart upload, as Amazon S3 and Ceph compute it.
+    By MD5 it is the ETag of a multipart upload. Sources: Amazon S3 and Ceph; Amazon S3's user
+    guide, Checking object integrity, composite checksums.
     """
+    return f"{checksums.hex_of(algorithm, b''.join(parts))}-{len(parts)}"
 
-    def __init__(self, part_size: int | Iterable[int]) -> None:
-        super().__init__(part_size, partial(hashlib.md5, usedforsecurity=False))
+
+class DigestOfParts(Parts):
+    """``of_parts`` of all bytes so far."""
+
+    def __init__(self, part_size: int | Iterable[int], algorithm: str = "md5") -> None:
+        super().__init__(part_size, lambda: checksums.new(algorithm))
+        self._algorithm = algorithm
 
     def hexdigest(self) -> str:
-        """The ETag of all bytes so far."""
-        parts = self.digests()
-        return f"{hashlib.md5(b''.join(parts), usedforsecurity=False).hexdigest()}-{len(parts)}"
+        """As a store writes it."""
+        return of_parts(self._algorithm, self.digests())

@@ -1,7 +1,8 @@
 """Objects of any S3-compatible service.
 
-Integrity rests on MD5 and SHA-256 checked here, not on the checksum trailers that newer SDKs send
-by default: several compatible services refuse those (Ceph 16 answers 411).
+Integrity rests on digests compared here, as ``s3_get`` finds them and ``s3_put`` sends them, not on
+the checksum trailers that newer SDKs send by default: several compatible services refuse those
+(Ceph 16 answers 411). S3's own checksums, in headers, are asked for where a store has them.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
+from ddl_airflow.storage.checksums import hex_of
 from ddl_airflow.storage.content_types import content_type
 from ddl_airflow.storage.download import download, read_through
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.retries import TRIES, Retries, wait
 from ddl_airflow.storage.s3_client import client_by_connection, s3_errors
-from ddl_airflow.storage.s3_get import S3Source, etag_is_md5
+from ddl_airflow.storage.s3_get import S3Source, check_of_all
 from ddl_airflow.storage.s3_http import ByBoto3, Connections, connections_of
 from ddl_airflow.storage.s3_put import Earlier, S3Target
+from ddl_airflow.storage.s3_sums import sums_of
 from ddl_airflow.storage.store import (
     Access,
     Advance,
@@ -293,7 +296,7 @@ class S3Store:
     def put(
         self, path: Path, key: str, sha256: str, advance: Advance, left: Sequence[Left] = ()
     ) -> StoredObject:
-        """Uploads, in parts when large; the service checks each MD5, and so is what it answers."""
+        """Uploads, in parts when large; the service checks a digest of each, and we its answer."""
         earlier = [
             Earlier(one.store._key(one.found.key), upload=one.found.token)
             if isinstance(one.found, Unfinished)
@@ -306,7 +309,7 @@ class S3Store:
         return StoredObject(key, size, etag)
 
     def put_bytes(self, key: str, body: bytes) -> StoredObject:
-        """Stores a small object in one request; the service checks its MD5."""
+        """Stores a small object in one request; the service checks a digest of it."""
         return StoredObject(key, len(body), self._target(key).put_bytes(body))
 
     def _target(self, key: str) -> S3Target:
@@ -344,17 +347,17 @@ class S3Store:
 
         for number in range(1, TRIES + 1):
             try:
-                answer, body = self._answered(key)
+                answer, body = sums_of(self._client, self.bucket).told(partial(self._answered, key))
                 etag = str(answer.get("ETag", "")).strip('"')
                 if not etag:  # an error, say, that some proxy sends as success
                     raise StagingError(
                         f"{self._where(key)}: the answer has no ETag, so it is no object"
                     )
-                digest = hashlib.md5(body, usedforsecurity=False).hexdigest()
-                if etag_is_md5(answer) and "-" not in etag and etag != digest:
+                check = check_of_all(answer, etag)
+                if check and (digest := hex_of(check.name, body)) != check.expected:
                     raise TransferCorrupt(
-                        f"{self._where(key)}: {len(body):,} bytes came with MD5 {digest}, and its "
-                        f"ETag is {etag}. Read it again."
+                        f"{self._where(key)}: of the {len(body):,} bytes that came {check.name} is "
+                        f"{digest}, not {check.expected}. Read it again."
                     )
                 return body, etag
             except (StagingError, BotoCoreError, HTTPError):
@@ -364,13 +367,13 @@ class S3Store:
                 wait(number, lambda _: None)
         raise AssertionError("no tries")
 
-    def _answered(self, key: str) -> tuple[dict[str, Any], bytes]:
+    def _answered(self, key: str, more: dict[str, str]) -> tuple[dict[str, Any], bytes]:
         """What a GET says, and the body. Over boto3 one takes some 5 ms of a processor."""
         from botocore.exceptions import ClientError
 
         if self._direct is not None:
             try:
-                with self._direct.get(self.bucket, self._key(key), {}) as (answer, body):
+                with self._direct.get(self.bucket, self._key(key), {}, more) as (answer, body):
                     return answer, body.read()
             except ByBoto3:
                 pass
@@ -378,7 +381,7 @@ class S3Store:
                 if _status(error) == 404:
                     raise
         # boto3 knows which refusals are worth another try.
-        answer = self._client.get_object(Bucket=self.bucket, Key=self._key(key))
+        answer = self._client.get_object(Bucket=self.bucket, Key=self._key(key), **more)
         return answer, answer["Body"].read()
 
     def put_if(self, key: str, body: bytes, version: str | None) -> bool:

@@ -48,7 +48,8 @@ _PASSING = {
     "ThrottlingException",
 }
 _FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "507"}
-_CORRUPT = {"BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "PreconditionFailed", "412"}
+_CORRUPT = {"BadDigest", "InvalidDigest", "PreconditionFailed", "412"}
+_CORRUPT |= {"XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
 _INVALID = {
     "AuthorizationHeaderMalformed",
     "IllegalLocationConstraintException",
@@ -437,6 +438,22 @@ def _meaning(exc: Exception, where: str, needed: int) -> StagingError:
         f"{where}: {exc}. Correct endpoint_url, region_name, bucket or keys of the connection; or "
         "AWS_* in the environment, where there is none."
     )
+
+
+def refuses(error: Any) -> bool:
+    """Whether botocore's ClientError may say that the service does not know what it was asked."""
+    code = error.response.get("Error", {}).get("Code")
+    return _status(error) in (400, 403, 501) and code not in _PASSING
+
+
+def refuses_sums(error: Any) -> bool:
+    """Whether botocore's ClientError may say that the service takes no checksums."""
+    code = error.response.get("Error", {}).get("Code")
+    return _status(error) in (400, 501) and code not in _PASSING | _CORRUPT | _DENIED
+
+
+def _status(error: Any) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def code_of(error: StagingError) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Any
 
 from ddl_airflow.core.errors import StagingError, TransferCorrupt
+from ddl_airflow.storage import checksums
+from ddl_airflow.storage.checksums import CRCS
 from ddl_airflow.storage.download import Check, RangesIgnored
-from ddl_airflow.storage.fingerprint import PartsMd5
+from ddl_airflow.storage.fingerprint import DigestOfParts
 from ddl_airflow.storage.retries import Retries
 from ddl_airflow.storage.s3_http import ByBoto3, Connections
-from ddl_airflow.storage.store import CHUNK, Advance, StoredObject
+from ddl_airflow.storage.s3_sums import sums_of, told_sums
+from ddl_airflow.storage.store import CHUNK, PIECE, Advance, StoredObject
 
 SHA256_FIELD = "ddl-sha256"  # user metadata of what we upload: checks any object, also encrypted
 # Of common uploaders, in bytes, most common first: 8 MiB is boto3's and the AWS command's.
@@ -21,7 +23,7 @@ USUAL_PART_SIZES = tuple(mib * CHUNK for mib in (8, 16, 5, 15, 64, 50, 10, 32, 1
 _OF_CONTENT = re.compile(r"[0-9a-f]{32}(-\d+)?")  # an ETag that other bytes do not have
 STALL_S = 15.0  # without a byte of a body: it is asked for again
 
-_BLOCK = CHUNK // 4  # what is lost of a body that stands still
+_BLOCK = CHUNK  # what is lost of a body that stands still
 
 
 class S3Source:
@@ -53,6 +55,7 @@ class S3Source:
         self._client, self._obj, self._direct = client, obj, direct
         self._where, self._errors, self._retries = where, errors, retries
         self._name = {"Bucket": bucket, "Key": key, "IfMatch": f'"{obj.etag}"'}
+        self._sums = sums_of(client, bucket)
         self._first: Any = None  # answer
 
     def corrupt(self, why: str) -> TransferCorrupt:
@@ -151,18 +154,31 @@ class S3Source:
     @contextmanager
     def _asked(self, byte_range: str | None) -> Iterator[tuple[dict[str, Any], Any]]:
         """Yields what S3 answers, and the body. Without a range: all of the object."""
+        with ExitStack() as stack:
+
+            def ask(more: dict[str, str]) -> tuple[dict[str, Any], Any]:
+                return stack.enter_context(self._answered(byte_range, more))
+
+            # None is told of a range.
+            yield ask({}) if byte_range else self._sums.told(ask)
+
+    @contextmanager
+    def _answered(
+        self, byte_range: str | None, more: dict[str, str]
+    ) -> Iterator[tuple[dict[str, Any], Any]]:
         if self._direct is not None:
             headers = {"If-Match": self._name["IfMatch"]}
             if byte_range:
                 headers["Range"] = byte_range
+            bucket, key = self._name["Bucket"], self._name["Key"]
             try:
-                with self._direct.get(self._name["Bucket"], self._name["Key"], headers) as both:
+                with self._direct.get(bucket, key, headers, more) as both:
                     yield both
                     return
             except ByBoto3:
                 pass
         name = self._name | ({"Range": byte_range} if byte_range else {})
-        answer = self._client.get_object(**name)
+        answer = self._client.get_object(**name, **more)
         with closing(answer["Body"]) as body:
             yield answer, body
 
@@ -196,17 +212,22 @@ class S3Source:
         if self._first is None:
             self._retries.tried(self._look, lambda _: None, lambda: "Nothing of it was asked for")
         answer, obj = self._first, self._obj
-        if sha256 := answer.get("Metadata", {}).get(SHA256_FIELD):
-            return Check("sha256", hashlib.sha256(), sha256)
-        if not etag_is_md5(answer):
-            return Check("size")
-        if "-" not in obj.etag:
-            return Check("md5", hashlib.md5(usedforsecurity=False), obj.etag)
-        return self._check_by_parts(int(obj.etag.rpartition("-")[2]))
+        if check := check_of_all(answer, obj.etag):
+            return check
+        if etag_is_md5(answer):
+            return self._check_by_parts("md5", obj.etag)
+        for algorithm, value in told_sums(answer).items():
+            if "-" in value:
+                return self._check_by_parts(algorithm, value)
+        return Check("size")
 
-    def _check_by_parts(self, count: int) -> Check:
+    def _check_by_parts(self, algorithm: str, expected: str) -> Check:
         """By the sizes that the service says its parts have; else by one that they may have."""
-        size, etag = self._obj.size, self._obj.etag
+        size, count, name = (
+            self._obj.size,
+            int(expected.rpartition("-")[2]),
+            f"{algorithm}-of-parts",
+        )
         first = self._part_size(1)
         last = rest = size - (count - 1) * first  # where all but the last are as large
         if count > 2 and 0 < first < size:
@@ -217,19 +238,21 @@ class S3Source:
                 """Some between may be larger, and others smaller; they may be thousands."""
                 return all(self._part_size(number) in (first, 0) for number in range(2, count))
 
-            return Check("md5-of-parts", PartsMd5(first), etag, part_size=first, sure=equal)
+            digest = DigestOfParts(first, algorithm)
+            return Check(name, digest, expected, part_size=first, sure=equal)
         if 0 < first < size and last:
             sizes = [first, *map(self._part_size, range(2, count)), last]
             if all(sizes) and sum(sizes) == size:
-                return Check("md5-of-parts", PartsMd5(sizes), etag)
+                return Check(name, DigestOfParts(sizes, algorithm), expected)
         for guess in USUAL_PART_SIZES:
             if -(-size // guess) == count:
-                return Check("md5-of-parts", PartsMd5(guess), etag, proof=False, part_size=guess)
+                digest = DigestOfParts(guess, algorithm)
+                return Check(name, digest, expected, proof=False, part_size=guess)
         return Check("size")
 
     def _look(self) -> None:
         with self._errors():
-            answer = self._client.head_object(**self._name)
+            answer = self._sums.told(lambda more: self._client.head_object(**self._name, **more))
         if "ETag" not in answer:
             raise StagingError(f"{self._where}: the answer has no ETag, so it is no object")
         self._check_etag(answer)
@@ -289,3 +312,25 @@ def etag_is_md5(answer: Any) -> bool:
         return False
     plain = re.fullmatch(r'"?[0-9a-f]{32}(-\d+)?"?', answer["ETag"])
     return plain is not None and "SSECustomerAlgorithm" not in answer
+
+
+def check_of_all(answer: Any, etag: str) -> Check | None:
+    """By what an answer says of all bytes; None: nothing.
+
+    A CRC goes before an ETag that is the MD5: it costs far less, and tells damage as surely.
+
+    Args:
+        answer: to a GET of all, or to HEAD.
+        etag: of the object, without quotes.
+    """
+    told = {name: value for name, value in told_sums(answer).items() if "-" not in value}
+    if sha256 := answer.get("Metadata", {}).get(SHA256_FIELD):
+        told = {"sha256": sha256}
+    elif not told.keys() & {"sha256", *CRCS} and etag_is_md5(answer):
+        if "-" in etag:
+            return None
+        told = {"md5": etag}
+    for name, value in told.items():
+        part_size = PIECE if name in CRCS else 0
+        return Check(name, checksums.new(name), value, part_size=part_size)
+    return None

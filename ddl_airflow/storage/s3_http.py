@@ -17,10 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 from xml.etree import ElementTree
 
+from ddl_airflow.storage.checksums import OF_S3
 from ddl_airflow.storage.s3_client import settings_of
 
 CONNECT_S = 10.0
@@ -31,6 +33,7 @@ _BLOCK = 1024 * 1024  # of a body, until somebody may stop it
 _SIGNED_FOR_S = 900  # as long as the clocks of both may differ anyway
 _MOST_OF_AN_ERROR = 64 * 1024
 _SAME_SECOND = 3  # tries until both sign within one second
+_USUAL = {"Bucket", "Key", "ChecksumMode"}  # what most GETs say, and are signed here for
 _PLAIN = re.compile(r"[A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*")  # keys that nobody writes differently
 _METADATA = "x-amz-meta-"
 # What botocore calls those headers of an answer that are read here.
@@ -39,7 +42,8 @@ _NAMES = {
     "content-range": "ContentRange",
     "x-amz-server-side-encryption": "ServerSideEncryption",
     "x-amz-server-side-encryption-customer-algorithm": "SSECustomerAlgorithm",
-}
+    "x-amz-checksum-type": "ChecksumType",
+} | {f"x-amz-checksum-{name}": f"Checksum{name.upper()}" for name in OF_S3}
 
 
 _OPERATIONS = {
@@ -107,9 +111,18 @@ class Connections:
 
     @contextmanager
     def get(
-        self, bucket: str, key: str, headers: Mapping[str, str]
+        self,
+        bucket: str,
+        key: str,
+        headers: Mapping[str, str],
+        more: Mapping[str, str] = MappingProxyType({}),
     ) -> Iterator[tuple[dict[str, Any], Body]]:
         """Yields the answer, as far as it is read here, and its body.
+
+        Args:
+            bucket, key: of the object.
+            headers: that need not be signed.
+            more: parameters of boto3's method.
 
         Raises:
             ByBoto3: it must be asked for by that.
@@ -121,7 +134,7 @@ class Connections:
             connection.request("GET", path, headers=dict(headers))
             return _answer(connection)
 
-        name = self._asked_for("get_object") | {"Bucket": bucket, "Key": key}
+        name = self._asked_for("get_object") | {"Bucket": bucket, "Key": key} | dict(more)
         headers = {**headers, **self._headers("get_object", name)}
         with self._answered("get_object", name, ask) as (connection, answer):
             if answer.status not in (200, 206):
@@ -218,13 +231,14 @@ class Connections:
     def _url(self, operation: str, parameters: Mapping[str, Any]) -> tuple[str, str]:
         """The host and its port, and the path with its query, for a request that is signed."""
         key, bucket = str(parameters["Key"]), str(parameters["Bucket"])
-        usual = operation == "get_object" and parameters.keys() == {"Bucket", "Key"}
+        usual = operation == "get_object" and parameters.keys() <= _USUAL
         if usual and _PLAIN.fullmatch(key) and (who := self._who()):
             signed = self._signed.get(bucket)
+            headers = self._headers(operation, parameters)
             if bucket not in self._signed or (signed is not None and signed.who != who):
-                signed = self._signed[bucket] = self._learnt(bucket, key, who)
+                signed = self._signed[bucket] = self._learnt(parameters, headers, who)
             if signed is not None:
-                return _split(signed.url(key))
+                return _split(signed.url(key, headers))
         return _split(self._by_boto3(operation, parameters))
 
     def _by_boto3(self, operation: str, parameters: Mapping[str, Any]) -> str:
@@ -240,17 +254,20 @@ class Connections:
         credentials = getattr(signer, "_credentials", None)
         return None if credentials is None else credentials.get_frozen_credentials()
 
-    def _learnt(self, bucket: str, key: str, who: Any) -> _Signed | None:
+    def _learnt(
+        self, parameters: Mapping[str, Any], headers: Mapping[str, str], who: Any
+    ) -> _Signed | None:
         """How boto3 signs for this bucket; None if it comes out otherwise here."""
+        key = str(parameters["Key"])
         for _ in range(_SAME_SECOND):
-            url = self._by_boto3("get_object", {"Bucket": bucket, "Key": key})
+            url = self._by_boto3("get_object", parameters)
             above, _, query = url.partition("?")
             try:
                 region = parse_qs(query)["X-Amz-Credential"][0].split("/")[2]
             except LookupError:
                 return None
             signed = _Signed(above.removesuffix(key), region, who)
-            if signed.url(key) == url:
+            if signed.url(key, headers) == url:
                 return signed
         return None
 
@@ -298,17 +315,19 @@ class _Signed:
     region: str
     who: Any = field(repr=False)
 
-    def url(self, key: str) -> str:
+    def url(self, key: str, headers: Mapping[str, str]) -> str:
         """That of a GET of an object.
 
         Args:
             key: in characters that are written as they are.
+            headers: that are signed as well.
         """
-        from botocore.auth import S3SigV4QueryAuth
+        from botocore.auth import AUTH_TYPE_MAPS
         from botocore.awsrequest import AWSRequest
 
-        request = AWSRequest("GET", self.above + key)
-        S3SigV4QueryAuth(self.who, "s3", self.region, _SIGNED_FOR_S).add_auth(request)
+        request = AWSRequest("GET", self.above + key, headers=headers)
+        sign = AUTH_TYPE_MAPS["s3v4-query"]  # by awscrt, where that is: in another order
+        sign(self.who, "s3", self.region, _SIGNED_FOR_S).add_auth(request)
         return str(request.url)
 
 

@@ -1,12 +1,16 @@
 """Stores one file in S3: in one request, or in parts, several at once.
 
-Each byte is read once. While it is in memory it is digested twice: by MD5, which the service
-compares with what came and answers with what it stored; and by SHA-256 for the file as a whole,
-which must be the one that the record has. So what is stored is the file that was meant, or nothing.
+Each byte is read once. While it is in memory it is digested twice: for the service, which compares
+that with what came and answers with what it stored; and by SHA-256 for the file as a whole, which
+must be the one that the record has. So what is stored is the file that was meant, or nothing.
+
+The service gets an MD5; or a CRC, which takes far less time, once it has shown that it compares it,
+and has refused a byte with a wrong one: who only answers what was sent has compared nothing. It is
+CRC64NVME, which Amazon keeps of every object, and makes of those of parts.
 
 What a killed process left of the same file is taken. A part that is there is not sent; of a whole
-object the service copies the parts itself. Each is held to the MD5 of our own bytes. An upload that
-somebody else ends, who goes on with it or cleans, is begun again.
+object the service copies the parts itself. Each is held to the digest of our own bytes. An upload
+that somebody else ends, who goes on with it or cleans, is begun again.
 """
 
 from __future__ import annotations
@@ -29,13 +33,15 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
-from ddl_airflow.storage import lanes
+from ddl_airflow.storage import checksums, lanes
 from ddl_airflow.storage.content_types import content_type
+from ddl_airflow.storage.fingerprint import of_parts
 from ddl_airflow.storage.lanes import Lanes
 from ddl_airflow.storage.retries import TRIES, Retries, wait
 from ddl_airflow.storage.s3_client import code_of
 from ddl_airflow.storage.s3_get import SHA256_FIELD, etag_is_md5
 from ddl_airflow.storage.s3_http import ByBoto3, Connections
+from ddl_airflow.storage.s3_sums import SumsRefused, sums_of, told_sums
 from ddl_airflow.storage.store import CHUNK, PIECE, Advance
 
 PART_SIZE = PIECE  # a file of this size or more goes up in parts
@@ -45,6 +51,9 @@ PARTS_AT_ONCE = 4  # of one file; more only wait for each other
 _BEGINNINGS = 4  # of one object, which others end
 _MOST_LOOKED_AT = 10  # whole objects of the same key and size, the newest
 _LEAST_COPY = 64 * 1024  # bytes; what is smaller is sent as fast
+_LEAST_TRIED = CHUNK  # bytes of a file that is worth three requests, once, to save its MD5
+_MD5, _CRC = "md5", "crc64nvme"
+_CRC_SAID = f"Checksum{_CRC.upper()}"
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -82,22 +91,34 @@ class _Begun:
     Attributes:
         key: of the object.
         id: as the service knows it.
-        there: MD5s in hex of parts that came earlier, by their numbers from 0.
+        by: the digest that goes with parts.
+        there: parts that came earlier, by their numbers from 0: the ETag of each and, as
+            ``_written``, its digest; empty: the service does not say it.
         etags: of all parts, as the service said them.
-        md5s: of our bytes.
+        digests: of our bytes.
     """
 
     key: str
     id: str
-    there: Mapping[int, str] = field(default_factory=dict)
+    by: str = _MD5
+    there: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     etags: dict[int, str] = field(default_factory=dict)
-    md5s: dict[int, bytes] = field(default_factory=dict)
+    digests: dict[int, bytes] = field(default_factory=dict)
 
     @property
     def etag(self) -> str:
-        """That the whole gets. Source: the ETag of an upload in parts, as Amazon S3 and Ceph."""
-        md5s = b"".join(self.md5s[number] for number in sorted(self.md5s))
-        return f"{_md5(md5s).hex()}-{len(self.md5s)}"
+        """That the whole gets; empty: those of the parts are no MD5s. Source: the ETag of an upload
+        in parts, as Amazon S3 and Ceph.
+        """
+        try:
+            return of_parts(_MD5, [bytes.fromhex(self.etags[each]) for each in sorted(self.etags)])
+        except ValueError:
+            return ""
+
+    def crc(self, size: int, part_size: int) -> bytes:
+        """That of the whole, of so many bytes."""
+        sizes = [min(part_size, size - at) for at in range(0, size, part_size)]
+        return checksums.joined(_CRC, [self.digests[each] for each in range(len(sizes))], sizes)
 
 
 class S3Target:
@@ -125,14 +146,14 @@ class S3Target:
         self._client, self._bucket, self._key = client, bucket, key
         self._where, self._errors, self._retries, self._direct = where, errors, retries, direct
         self._name = {"Bucket": bucket, "Key": key}
+        self._sums = sums_of(client, bucket)
         self._size = 0
         self._doubtful = False  # whether there may be an upload whose id never came
 
     def put_bytes(self, body: bytes) -> str:
         """Stores a small object. Returns its ETag."""
         self._size = len(body)
-        whole = memoryview(body)
-        return self._put(whole, _md5(whole), hashlib.sha256(body).hexdigest(), _nothing)
+        return self._put(memoryview(body), hashlib.sha256(body).hexdigest(), _nothing)
 
     def put(
         self, path: Path, sha256: str, advance: Advance, left: Sequence[Earlier]
@@ -158,34 +179,47 @@ class S3Target:
             with lanes.buffers.one(self._size, advance) as body:
                 if not _fill(file, 0, body) or hashlib.sha256(body).hexdigest() != sha256:
                     raise self._changed(path)
-                md5 = _md5(body)
-                etag = self._copied_whole(left, md5.hex(), sha256, advance)
-                etag = etag or self._put(body, md5, sha256, advance)
+                etag = self._copied_whole(left, body, sha256, advance)
+                if not etag:
+                    if self._size >= _LEAST_TRIED:
+                        self._try_sums(sha256)
+                    etag = self._put(body, sha256, advance)
             advance(self._size)
             return etag, self._size
 
-    def _put(self, body: memoryview, md5: bytes, sha256: str, advance: Advance) -> str:
+    def _put(self, body: memoryview, sha256: str, advance: Advance) -> str:
+        if self._sums.checks:
+            with suppress(SumsRefused):
+                return self._put_by(_CRC, body, sha256, advance)
+        return self._put_by(_MD5, body, sha256, advance)
+
+    def _put_by(self, by: str, body: memoryview, sha256: str, advance: Advance) -> str:
+        digest = _digest(by, body)
+
         def send() -> str:
             more = {"Metadata": {SHA256_FIELD: sha256}, "ContentType": content_type(self._key)}
-            answer = self._sent("put_object", body, md5, advance, **more)
-            return self._right(answer, md5.hex())
+            return self._right(
+                self._sent("put_object", body, by, digest, advance, **more), by, digest
+            )
 
         return self._tried(send, "it was not stored", advance)
 
     def _copied_whole(
-        self, left: Sequence[Earlier], md5: str, sha256: str, advance: Advance
+        self, left: Sequence[Earlier], body: memoryview, sha256: str, advance: Advance
     ) -> str:
         """The ETag of what the service copied; empty if it has nothing to copy."""
-        if self._size < _LEAST_COPY:
+        whole = [one for one in left if one.etag]
+        if self._size < _LEAST_COPY or not whole:
             return ""
-        for one in left:
-            if one.etag == md5:
+        md5 = _digest(_MD5, body)
+        for one in whole:
+            if one.etag == md5.hex():
                 with suppress(StagingError):
                     copy = partial(self._copy, one, md5, sha256)
                     return self._tried(copy, "it was not copied", advance)
         return ""
 
-    def _copy(self, one: Earlier, md5: str, sha256: str) -> str:
+    def _copy(self, one: Earlier, md5: bytes, sha256: str) -> str:
         with self._errors(self._size):
             answer = self._client.copy_object(
                 **self._name,
@@ -195,14 +229,20 @@ class S3Target:
                 ContentType=content_type(self._key),
                 MetadataDirective="REPLACE",
             )
-        return self._right(answer.get("CopyObjectResult", {}) | _encryption(answer), md5)
+        return self._right(answer.get("CopyObjectResult", {}) | _encryption(answer), _MD5, md5)
 
     def _sent(
-        self, operation: str, body: memoryview, md5: bytes, advance: Advance, **more: Any
+        self,
+        operation: str,
+        body: memoryview,
+        by: str,
+        digest: bytes,
+        advance: Advance,
+        **more: Any,
     ) -> dict[str, Any]:
-        """One request with a body, and its answer."""
-        parameters = self._name | {"ContentMD5": base64.b64encode(md5).decode()} | more
-        with self._errors(self._size):
+        """One request with a body and its digest, and its answer."""
+        parameters = self._name | _said(by, digest) | more
+        with self._errors(self._size), self._sums.taken(sent=by == _CRC):
             if self._direct is not None:
                 with suppress(ByBoto3):
                     return self._direct.put(operation, parameters, body, advance)
@@ -211,14 +251,22 @@ class S3Target:
             )
             return answer
 
-    def _right(self, answer: Mapping[str, Any], md5: str) -> str:
-        """The ETag of an answer, which must be the one of our bytes where it is of the bytes."""
+    def _right(self, answer: Mapping[str, Any], by: str, digest: bytes) -> str:
+        """The ETag of an answer, which must have the digest of our bytes: as a CRC, or as the ETag
+        where that is of the bytes.
+        """
         if "ETag" not in answer:  # an error, say, that some proxy sends as success
             raise StagingError(f"{self._where}: the answer has no ETag, so nothing was stored")
         etag = str(answer["ETag"]).strip('"')
-        if etag_is_md5(answer) and etag != md5:
+        if by == _CRC and _CRC_SAID not in answer:  # of an older one of its servers, perhaps
+            self._sums.refused()
+            raise SumsRefused
+        found = str(answer[_CRC_SAID]) if by == _CRC else etag
+        if (by == _CRC or etag_is_md5(answer)) and found != _written(by, digest):
+            name = _CRC if by == _CRC else "ETag"
             raise TransferCorrupt(
-                f"{self._where}: stored with ETag {etag}, not {md5}. Transfer it again."
+                f"{self._where}: stored with {name} {found}, not {_written(by, digest)}. Transfer "
+                "it again."
             )
         return etag
 
@@ -266,16 +314,18 @@ class S3Target:
         for _ in range(_BEGINNINGS):
             try:
                 source = self._source(left, sha256)
-                taken = None if source else self._taken(left, part_size)
+                taken = None if source else self._taken(left, part_size, sha256)
                 if taken is None:
-                    return self._bring(
-                        path, file, self._begin(sha256), source, part_size, sha256, counted
-                    )
+                    # What is copied is held to its ETag.
+                    begun = self._begin(sha256, by=_MD5 if source else _CRC)
+                    return self._bring(path, file, begun, source, part_size, sha256, counted)
                 # Ended where it was begun, and the service makes ours of it.
                 self._bring(path, file, taken, None, part_size, sha256, counted)
                 left = self._found(taken.key)
             except _Gone as gone:
                 left = self._found(gone.key)
+            except SumsRefused:
+                pass  # begun again, with MD5s
             finally:
                 self._sweep()
             counted = uncounted
@@ -284,14 +334,60 @@ class S3Target:
             "publishes or cleans the same."
         )
 
-    def _begin(self, sha256: str) -> _Begun:
-        def begin() -> str:
+    def _begin(self, sha256: str, by: str) -> _Begun:
+        """Begins an upload, by a CRC only where the service compares it."""
+        if by == _CRC and self._sums.checks is not False:
+            with suppress(SumsRefused):
+                begun = self._begin_by(_CRC, sha256)
+                if begun.by == _MD5:  # it knows of no other digest
+                    self._sums.refused()
+                    return begun
+                if self._sums.checks is None:
+                    self._sums.checks = self._refuses_what_is_wrong(begun)
+                if self._sums.checks:
+                    return begun
+                self._abort(begun)
+        return self._begin_by(_MD5, sha256)
+
+    def _refuses_what_is_wrong(self, begun: _Begun) -> bool:
+        """Whether the service compares a byte with its CRC. If not, the upload is spoilt."""
+        with suppress(StagingError):
             try:
-                with self._errors(self._size):
+                with self._errors(0):
+                    self._client.upload_part(
+                        **self._name,
+                        UploadId=begun.id,
+                        PartNumber=1,
+                        Body=b"wrong",
+                        **_said(_CRC, bytes(8)),
+                    )
+            except TransferCorrupt:
+                return True
+        return False
+
+    def _try_sums(self, sha256: str) -> None:
+        """Finds out whether the service compares CRCs, by an upload that comes to nothing."""
+        if self._sums.checks is None and self._sums.trying.acquire(blocking=False):
+            try:
+                self._abort(self._begin(sha256, by=_CRC))
+            except StagingError as error:
+                _log.info("%s MD5 goes with what is sent", error)
+                self._sums.checks = False
+            finally:
+                self._sums.trying.release()
+                self._sweep()
+
+    def _begin_by(self, by: str, sha256: str) -> _Begun:
+        more = {"ChecksumAlgorithm": _CRC.upper(), "ChecksumType": "FULL_OBJECT"}
+
+        def begin() -> _Begun:
+            try:
+                with self._errors(self._size), self._sums.taken(sent=by == _CRC):
                     answer = self._client.create_multipart_upload(
                         **self._name,
                         Metadata={SHA256_FIELD: sha256},
                         ContentType=content_type(self._key),
+                        **(more if by == _CRC else {}),
                     )
             except StagingError:
                 self._doubtful = True
@@ -301,9 +397,10 @@ class S3Target:
             if "UploadId" not in answer:
                 self._doubtful = True
                 raise StagingError(f"{self._where}: the answer names no upload")
-            return str(answer["UploadId"])
+            takes = answer.get("ChecksumAlgorithm") == _CRC.upper()
+            return _Begun(self._key, str(answer["UploadId"]), _CRC if takes else _MD5)
 
-        return _Begun(self._key, self._tried(begin, "no upload was begun", _nothing))
+        return self._tried(begin, "no upload was begun", _nothing)
 
     def _bring(
         self,
@@ -316,17 +413,18 @@ class S3Target:
         advance: Advance,
     ) -> str:
         """Sends what is not there and ends the upload. Returns the ETag of the object."""
-        digest = hashlib.sha256()
+        sha256_of_all = hashlib.sha256()
         count = -(-self._size // part_size)
 
         def bring(number: int, part: memoryview, proceed: Advance) -> None:
             if not _fill(file, number * part_size, part):
                 raise self._changed(path)
-            begun.md5s[number] = md5 = _md5(part)
-            if (there := begun.there.get(number)) is not None:
-                if there != md5.hex():  # another file's
+            begun.digests[number] = digest = _digest(begun.by, part)
+            etag, there = begun.there.get(number, ("", ""))
+            if there:
+                if there != _written(begun.by, digest):  # another file's
                     raise _Gone
-                begun.etags[number] = there
+                begun.etags[number] = etag
             else:
                 start = number * part_size
                 begun.etags[number] = (
@@ -335,10 +433,10 @@ class S3Target:
             proceed(len(part))
 
         try:
-            Lanes(self._size, part_size, bring, digest, advance, PARTS_AT_ONCE).run()
-            if digest.hexdigest() != sha256:
+            Lanes(self._size, part_size, bring, sha256_of_all, advance, PARTS_AT_ONCE).run()
+            if sha256_of_all.hexdigest() != sha256:
                 raise self._changed(path)
-            return self._end(begun)
+            return self._end(begun, part_size)
         except BaseException:
             if begun.key == self._key:
                 self._abort(begun)
@@ -347,11 +445,12 @@ class S3Target:
     def _send_part(
         self, begun: _Begun, number: int, count: int, part: memoryview, advance: Advance
     ) -> str:
-        md5 = begun.md5s[number]
+        by, digest = begun.by, begun.digests[number]
         name = {"Key": begun.key, "UploadId": begun.id, "PartNumber": number + 1}
 
         def send() -> str:
-            return self._right(self._sent("upload_part", part, md5, advance, **name), md5.hex())
+            answer = self._sent("upload_part", part, by, digest, advance, **name)
+            return self._right(answer, by, digest)
 
         with _gone_if_so(begun):
             said = f"part {number + 1} of {count} was not stored"
@@ -367,7 +466,7 @@ class S3Target:
         advance: Advance,
     ) -> str:
         """The ETag of a part that the service copied; empty if it is other bytes, or refuses."""
-        md5 = begun.md5s[number].hex()
+        md5 = begun.digests[number]
 
         def copy() -> str:
             with self._errors(self._size):
@@ -380,28 +479,35 @@ class S3Target:
                     CopySourceIfMatch=source.etag,
                     CopySourceRange=f"bytes={start}-{start + len(part) - 1}",
                 )
-            return self._right(answer.get("CopyPartResult", {}) | _encryption(answer), md5)
+            return self._right(answer.get("CopyPartResult", {}) | _encryption(answer), _MD5, md5)
 
         with suppress(StagingError), _gone_if_so(begun):
             return self._tried(copy, f"part {number + 1} was not copied", advance)
         return ""
 
-    def _end(self, begun: _Begun) -> str:
+    def _end(self, begun: _Begun, part_size: int) -> str:
         """Makes an object of the parts. Returns its ETag."""
-        parts = [
+        by_crc = begun.by == _CRC
+        parts: list[dict[str, Any]] = [
             {"PartNumber": number + 1, "ETag": begun.etags[number]}
             for number in sorted(begun.etags)
         ]
         name = {"Bucket": self._bucket, "Key": begun.key}
+        more: dict[str, str] = {}
+        crc = begun.crc(self._size, part_size) if by_crc else b""
+        if by_crc:
+            more = {"ChecksumType": "FULL_OBJECT", _CRC_SAID: _written(_CRC, crc)}
+            for part in parts:
+                part[_CRC_SAID] = _written(_CRC, begun.digests[part["PartNumber"] - 1])
 
         def end() -> None:
-            with self._errors(self._size):
+            with self._errors(self._size), self._sums.taken(sent=by_crc):
                 self._client.complete_multipart_upload(
-                    **name, UploadId=begun.id, MultipartUpload={"Parts": parts}
+                    **name, UploadId=begun.id, MultipartUpload={"Parts": parts}, **more
                 )
 
         def look() -> dict[str, Any]:
-            return self._head(**name)
+            return self._head(**name, **({"ChecksumMode": "ENABLED"} if by_crc else {}))
 
         doubt: StagingError | None = None
         try:
@@ -416,8 +522,12 @@ class S3Target:
         except SourceMissing:
             raise _Gone from doubt
         etag = str(answer["ETag"]).strip('"')
+        if by_crc and (told := told_sums(answer).get(_CRC)):
+            same = told == crc.hex()
+        else:
+            same = not etag_is_md5(answer) or etag == begun.etag
         # Ceph 16 answers success for an upload that is gone where there is another object.
-        if answer["ContentLength"] != self._size or (etag_is_md5(answer) and etag != begun.etag):
+        if answer["ContentLength"] != self._size or not same:
             raise _Gone(begun.key) from doubt
         return etag
 
@@ -452,29 +562,36 @@ class S3Target:
 
     # What there is of it already.
 
-    def _taken(self, left: Sequence[Earlier], part_size: int) -> _Begun | None:
+    def _taken(self, left: Sequence[Earlier], part_size: int, sha256: str) -> _Begun | None:
         """The upload of somebody who was killed that has most of the parts."""
         found = []
         for one in left:
             if one.upload:
                 with suppress(StagingError):
-                    if there := self._parts(one, part_size):
-                        found.append(_Begun(one.key, one.upload, there))
+                    begun = self._begun(one, part_size)
+                    if begun.by == _CRC:
+                        self._try_sums(sha256)
+                    if begun.there and (begun.by == _MD5 or self._sums.checks):
+                        found.append(begun)
         return max(found, key=lambda one: len(one.there), default=None)
 
-    def _parts(self, one: Earlier, part_size: int) -> dict[int, str]:
-        """MD5s of the parts of an upload that has not ended; none, if they are other parts."""
-        there: dict[int, str] = {}
+    def _begun(self, one: Earlier, part_size: int) -> _Begun:
+        """An upload that has not ended, with its parts; without, if they are other parts."""
+        there: dict[int, tuple[str, str]] = {}
+        by = _MD5
         with self._errors(0):
             pages = self._client.get_paginator("list_parts")
             for page in pages.paginate(Bucket=self._bucket, Key=one.key, UploadId=one.upload):
+                if page.get("ChecksumAlgorithm") == _CRC.upper():
+                    by = _CRC
                 for part in page.get("Parts", ()):
                     number = part["PartNumber"] - 1
                     size = min(part_size, self._size - number * part_size)
                     if part["Size"] != size:
-                        return {}
-                    there[number] = part["ETag"].strip('"')
-        return there
+                        return _Begun(one.key, one.upload, by)
+                    etag = part["ETag"].strip('"')
+                    there[number] = etag, part.get(_CRC_SAID, "") if by == _CRC else etag
+        return _Begun(one.key, one.upload, by, there)
 
     def _source(self, left: Sequence[Earlier], sha256: str) -> Earlier | None:
         """A whole object that says to be the same."""
@@ -532,8 +649,23 @@ def _fill(file: BinaryIO, start: int, into: memoryview) -> bool:
     return True
 
 
-def _md5(body: memoryview | bytes) -> bytes:
-    return hashlib.md5(body, usedforsecurity=False).digest()
+def _digest(by: str, body: memoryview) -> bytes:
+    digest = checksums.new(by)
+    digest.update(body)
+    return digest.digest()
+
+
+def _written(by: str, digest: bytes) -> str:
+    """As the service answers it: an MD5 as the ETag."""
+    return base64.b64encode(digest).decode() if by == _CRC else digest.hex()
+
+
+def _said(by: str, digest: bytes) -> dict[str, str]:
+    """What goes with the bytes."""
+    if by == _MD5:
+        return {"ContentMD5": base64.b64encode(digest).decode()}
+    # Ceph 20 passes over a checksum whose algorithm is not named beside it.
+    return {"ChecksumAlgorithm": _CRC.upper(), _CRC_SAID: _written(_CRC, digest)}
 
 
 def _nothing(_: int) -> None:

@@ -47,7 +47,7 @@ class StagedFile:
         key: path inside the folder.
         size: bytes.
         etag: as the store lists it.
-        checked: "sha256", "md5", "md5-of-parts", "size", or "cache" if it was there before.
+        checked: as ``Fetched`` has it, or "cache" if it was there before.
         proved: what was found out of it when it came, as ``Fetched`` has it.
     """
 

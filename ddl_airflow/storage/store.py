@@ -47,14 +47,15 @@ class Fetched(NamedTuple):
     """What ``ObjectStore.get`` knows of the file that it wrote.
 
     Attributes:
-        checked: how: "sha256", "md5", "md5-of-parts", or "size" where the store offers nothing
-            better.
+        checked: how: "sha256", "crc64nvme", "crc32c", "crc32", "md5", "sha1"; with "-of-parts" by
+            a digest of those of the parts; or "size" where the store offers nothing better.
         pieces: digests in hex of each piece of it; one, if there is no byte.
-        algorithm: of these digests, as hashlib calls it: the one that the bytes were checked by,
-            where that is of pieces as well, so that none is taken twice.
+        algorithm: of these digests, as ``checksums.new`` has it: the one that the bytes were
+            checked by, where that is of pieces as well, so that none is taken twice.
         piece_size: bytes.
         proved: what was found out of the content, as the lineage's listing has it: its ``sha256``
-            in hex; or ``etag_is``, "md5", and the ``part_size`` in bytes where that is of parts.
+            or CRC in hex; or ``etag_is``, "md5", and the ``part_size`` in bytes where that is of
+            parts.
     """
 
     checked: str

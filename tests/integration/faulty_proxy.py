@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -24,8 +25,10 @@ _SAID = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>by a test</Message
 
 _CODES = {
     "301": (301, b"PermanentRedirect"),
+    "400": (400, b"InvalidRequest"),
     "403": (403, b"AccessDenied"),
     "500": (500, b"InternalError"),
+    "501": (501, b"NotImplemented"),
     "503": (503, b"SlowDown"),
     "expired": (400, b"ExpiredToken"),
     "location": (400, b"IllegalLocationConstraintException"),
@@ -40,6 +43,7 @@ class Asked(NamedTuple):
 
     ``sent``: bytes of the body that were passed on to the client. ``query``: of the URL, as it is.
     ``took``: bytes of a body that came from the client. ``source``: of a copy, in plain text.
+    ``headers``: that the client sent, in lower case.
     """
 
     method: str
@@ -49,6 +53,14 @@ class Asked(NamedTuple):
     query: str
     took: int
     source: str
+    headers: Mapping[str, str]
+
+
+def _has_its_crc(near: BaseHTTPRequestHandler, body: bytes) -> bool:
+    from botocore.httpchecksum import CrtCrc64NvmeChecksum
+
+    said = near.headers.get("x-amz-checksum-crc64nvme")
+    return near.command != "PUT" or said in (None, CrtCrc64NvmeChecksum().handle(body))
 
 
 class FaultyProxy:
@@ -56,8 +68,9 @@ class FaultyProxy:
 
     Args:
         endpoint_url: of the service.
-        faults: number of the request, from 0 -> fault: "301", "403", "500", "503", "expired",
-            "location", "region", "request timeout", "skewed", "reset" (in the middle of the body),
+        faults: number of the request, from 0 -> fault: "301", "400", "403", "500", "501", "503",
+            "expired", "location", "region", "request timeout", "skewed", "reset" (in the middle of
+            the body),
             "cut" (the same, in an orderly way), "half" (of the body, answered as if it were all),
             "changed" (one byte of it), "error as success" (a body of XML), "whole" (the range is
             ignored), or "stall 3" (seconds, or until the client goes; in the middle). Of what the
@@ -70,6 +83,8 @@ class FaultyProxy:
         bytes_per_s: of each body; None: as fast as it goes.
         tls: with what clients are answered by https.
         signed_urls: the fault of all requests that count and are signed in their URL.
+        with_header: header -> the fault of all requests that count and have it.
+        compares: whether bodies that do not have their CRC64NVME are refused, as by Amazon.
     """
 
     def __init__(
@@ -80,11 +95,14 @@ class FaultyProxy:
         bytes_per_s: float | None = None,
         tls: ssl.SSLContext | None = None,
         signed_urls: str = "",
+        with_header: Mapping[str, str] = MappingProxyType({}),
+        compares: bool = False,
     ) -> None:
         self._ended: list[Asked] = []
         self._target = urlsplit(endpoint_url)
         self._faults, self._counted, self._bytes_per_s = faults, counted, bytes_per_s
-        self._tls, self._signed_urls = tls, signed_urls
+        self._tls, self._signed_urls, self._with_header = tls, signed_urls, with_header
+        self._compares = compares
         self._changed = threading.Condition()
         self._number = self._placed = 0
         self._open = 0  # requests that count and have not ended
@@ -168,6 +186,8 @@ class FaultyProxy:
                 self._open += 1
             if self._signed_urls and "X-Amz-Signature=" in url.query:
                 fault = self._signed_urls
+            for name, of_header in self._with_header.items():
+                fault = of_header if name in near.headers else fault
         try:
             body = self._body(near, fault)
             if (
@@ -180,6 +200,8 @@ class FaultyProxy:
             if fault in _CODES:
                 status, code = _CODES[fault]
                 self._say(near, status, _SAID % code)
+            elif self._compares and not _has_its_crc(near, body):
+                self._say(near, 400, _SAID % b"BadDigest")
             elif fault == "error as success":
                 self._say(near, 200, _SAID % b"InternalError")
             elif fault.startswith("sent ") and fault != "sent changed":
@@ -192,7 +214,10 @@ class FaultyProxy:
         finally:
             if counts:
                 source = unquote(near.headers.get("x-amz-copy-source", ""))
-                one = Asked(near.command, path, asked_range, sent, url.query, len(body), source)
+                one = Asked(
+                    *(near.command, path, asked_range, sent, url.query, len(body), source),
+                    {name.lower(): value for name, value in near.headers.items()},
+                )
                 with self._changed:
                     self._ended.append(one)
                     self._open -= 1

@@ -63,7 +63,7 @@ MAY_IMPORT = {
 # Who may import what is not ours, nor the standard library's, anywhere in its files.
 FOREIGN = {
     "core": {"pydantic", "yaml", "croniter", "jinja2"},
-    "storage": {"azure", "boto3", "botocore", "google", "google_crc32c", "requests", "urllib3"},
+    "storage": {"awscrt", "azure", "boto3", "botocore", "google", "requests", "urllib3"},
     "launchers": set(),
     "lineage": set(),
     # The extra `evidence`, imported in the functions that need it.
@@ -293,7 +293,7 @@ def test_examples_import_no_airflow():
     [
         ("ddl_airflow", "airflow tensorflow pydantic yaml boto3"),
         ("ddl_airflow.core.manifest, ddl_airflow.core.plan", "airflow tensorflow boto3"),
-        ("ddl_airflow.storage", "airflow tensorflow boto3 botocore"),
+        ("ddl_airflow.storage", "airflow tensorflow awscrt boto3 botocore"),
         ("ddl_airflow.storage.code, ddl_airflow.lineage.record", "airflow tensorflow boto3"),
         (
             "ddl_airflow.evidence.files, ddl_airflow.evidence.verification",

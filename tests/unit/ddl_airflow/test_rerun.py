@@ -24,8 +24,9 @@ from ddl_airflow.core.manifest.digest import digest
 from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
 from ddl_airflow.demo.digits import HELD_OUT_LABELS, TRAIN_LABELS, write_digits
 from ddl_airflow.lineage.rerun import manifest_text
+from ddl_airflow.storage import checksums
 from ddl_airflow.storage.code import digest_of
-from ddl_airflow.storage.fingerprint import PartsMd5
+from ddl_airflow.storage.fingerprint import DigestOfParts
 from tests.limits import within
 
 pytest.importorskip("tensorflow")
@@ -301,7 +302,7 @@ def md5(path):
 
 
 def md5_of_parts(path, size=8 * 2**20):
-    digest = PartsMd5(size)
+    digest = DigestOfParts(size)
     digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -340,6 +341,25 @@ def test_an_etag_that_nobody_knows_to_be_a_digest_proves_what_it_is_the_digest_o
 def of_a_key_service(path):
     """Neither the MD5 of the content nor of its parts."""
     return hashlib.sha256(path.name.encode()).hexdigest()[:32]
+
+
+@pytest.mark.parametrize("etag", [md5, of_a_key_service])
+@pytest.mark.parametrize("algorithm", checksums.CRCS)
+def test_a_copy_is_compared_with_the_crc_that_the_bucket_had(
+    rerun, place, data, tmp_path, etag, algorithm
+):
+    """Whatever its ETag is: nobody has looked."""
+
+    def with_crc(record):
+        of_a_bucket(etag, data)(record)
+        for one in record["dataset"]["listing"]:
+            one[algorithm] = checksums.hex_of(algorithm, (data / one["key"]).read_bytes())
+
+    copy = edited(place, tmp_path, with_crc)
+    assert rerun(copy, "--to", "one", "--data", data)[::2] == (0, "")
+    flip(data / TRAIN_LABELS)
+    code, _, err = rerun(copy, "--to", "two", "--data", data)
+    assert code == 1 and f"{TRAIN_LABELS} (of the data: not what they were)" in err
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,7 @@ def test_no_object_of_a_bucket_is_listed_longer_than_it_is_counted(prove):
     check = Check("md5-of-parts", part_size=5 * 2**40)
     found = [check.proved(name) for name in ("md5", "md5-of-parts")]
     found += [replace(check, expected="f" * 64).proved("sha256")]
+    found += [replace(check, expected="f" * 16).proved("crc64nvme")]
     (counted,) = longest_listed([{"key": "a"}], in_folder=False, prove=prove, unpack=False)
     for one in found:
         listed = {"key": "a"} | one | ({"sha256": "f" * 64} if prove else {})
@@ -586,6 +587,7 @@ def test_what_an_etag_was_found_to_be_is_in_the_lineage(stage, layout, context_o
     (file,) = dataset["listing"]
     assert file == {"key": "a", "size": 1, "etag": file["etag"], "etag_is": "md5"}
     file["part_size"] = 5 << 20  # as of one that came in parts
+    file["crc64nvme"], file["crc32"] = "0" * 16, "f" * 8  # as of those of which the store has it
     check_lineage_schema(dataset, "dataset")
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from ddl_airflow.core.errors import AccessDenied, NoSpace, StagingError
 from ddl_airflow.storage import cache as module
+from ddl_airflow.storage import checksums, lanes
 from ddl_airflow.storage import download as of_download
-from ddl_airflow.storage import lanes
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.download import Check, download
 from ddl_airflow.storage.filesystem import FolderStore
@@ -369,6 +369,24 @@ def test_facts_that_were_cut_off_have_the_object_fetched_again(tmp_path):
     facts.write_bytes(facts.read_bytes()[:20])
     assert stage(store, cache, tmp_path / "first").fetched == 1
     assert stage(store, cache, tmp_path / "first").reused == 1
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "md5", *checksums.CRCS])
+def test_what_is_kept_is_held_to_the_digests_that_it_came_with(tmp_path, algorithm):
+    """Also what an earlier version has fetched."""
+
+    class Store(FolderStore):
+        def get(self, obj, path, advance):
+            fetched = super().get(obj, path, advance)
+            pieces = [checksums.hex_of(algorithm, path.read_bytes())]
+            return fetched._replace(pieces=pieces, algorithm=algorithm)
+
+    store, cache = Store(tmp_path / "data"), Cache(tmp_path / "cache")
+    obj = store.put_bytes("a", b"content")
+    cache.fetch(store, obj, ignore)
+    assert list(cache.verify()) == [] and cache.drop_damaged(store, [obj]) == []
+    rewrite(cache.path(store, obj), b"c0ntent", hide=True)
+    assert cache.drop_damaged(store, [obj]) == [obj] and not cache.holds(store, obj)
 
 
 def test_verify_reads_all_of_it_and_removes_what_is_not_what_was_fetched(tmp_path):

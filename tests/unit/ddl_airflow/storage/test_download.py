@@ -10,10 +10,10 @@ import time
 import pytest
 
 from ddl_airflow.core.errors import StagingError, TransferCorrupt
+from ddl_airflow.storage import checksums, lanes
 from ddl_airflow.storage import download as module
-from ddl_airflow.storage import lanes
 from ddl_airflow.storage.download import Check, download, journal_of, read_through
-from ddl_airflow.storage.fingerprint import PartsMd5
+from ddl_airflow.storage.fingerprint import DigestOfParts
 
 PIECE = 64 * 1024
 SIZE = 5 * PIECE + 77
@@ -32,15 +32,15 @@ def ignore(nbytes):
     pass
 
 
-def digests(content, algorithm="sha256", size=PIECE):
+def digests(content, algorithm="crc64nvme", size=PIECE):
     pieces = [content[at : at + size] for at in range(0, max(1, len(content)), size)]
-    return [hashlib.new(algorithm, piece).hexdigest() for piece in pieces]
+    return [checksums.hex_of(algorithm, piece) for piece in pieces]
 
 
 class Memory:
     """Gives parts in any order; so often ``wrong`` bytes; an error instead of ``lost`` parts.
 
-    With ``part_size`` it knows the MD5s of such parts.
+    With ``part_size`` it knows the MD5s of such parts; or, with the name of a CRC, that of all.
     """
 
     def __init__(self, content, name="sha256", wrong=0, lost=(), part_size=0, proof=True):
@@ -75,11 +75,14 @@ class Memory:
             take(part)
 
     def check(self):
+        if self._name in checksums.CRCS:
+            whole = checksums.hex_of(self._name, self._content)
+            return Check(self._name, checksums.new(self._name), whole, part_size=self._part_size)
         if self._part_size:
-            known = PartsMd5(self._part_size)
+            known = DigestOfParts(self._part_size)
             known.update(self._content)
             etag, size = known.hexdigest(), self._part_size
-            return Check("md5-of-parts", PartsMd5(size), etag, self._proof, part_size=size)
+            return Check("md5-of-parts", DigestOfParts(size), etag, self._proof, part_size=size)
         if self._name == "size":
             return Check("size")
         new = getattr(hashlib, self._name)
@@ -96,7 +99,7 @@ def test_all_bytes_are_there_and_digested(content, tmp_path, size, name):
     done = download(source, size, tmp_path / "f.part", counted.append)
     assert (tmp_path / "f.part").read_bytes() == content[:size]
     assert done.checked == name
-    assert done.algorithm == ("md5" if name == "md5" and size <= PIECE else "sha256")
+    assert done.algorithm == (name if size <= PIECE and name != "size" else "crc64nvme")
     assert done.pieces == digests(content[:size], done.algorithm)
     assert sum(counted) == size
     assert sorted(source.asked) == list(range(max(1, -(-size // PIECE))))
@@ -119,6 +122,25 @@ def test_parts_of_the_store_are_digested_each_by_itself(content, tmp_path, monke
     assert download(once, SIZE, tmp_path / "f.part", ignore) == done
     assert (tmp_path / "f.part").read_bytes() == content
     assert len(once.asked) < len(source.asked) or part_size == SIZE
+
+
+@pytest.mark.parametrize("algorithm", checksums.CRCS)
+@pytest.mark.parametrize("size", [0, 1, PIECE, PIECE + 1, 2 * PIECE, SIZE])
+def test_the_crc_of_all_is_made_of_those_of_pieces(content, tmp_path, monkeypatch, size, algorithm):
+    monkeypatch.setattr(module, "_BLOCK", PIECE // 4 + 5)
+    source = Memory(content[:size], algorithm, part_size=PIECE)
+    done = download(source, size, tmp_path / "f.part", ignore)
+    assert (tmp_path / "f.part").read_bytes() == content[:size]
+    assert (done.checked, done.algorithm) == (algorithm, algorithm)
+    assert done.pieces == digests(content[:size], algorithm)
+    assert done.proved == {algorithm: checksums.hex_of(algorithm, content[:size])}
+    if size > PIECE:
+        again = Memory(content[:size], algorithm, part_size=PIECE)
+        assert download(again, size, tmp_path / "f.part", ignore) == done and again.asked == []
+    with pytest.raises(TransferCorrupt, match=f"memory: {algorithm} is .* fetched twice"):
+        wrong = Memory(content[: max(1, size)], algorithm, wrong=2, part_size=PIECE)
+        monkeypatch.setattr(module, "_BLOCK", PIECE)
+        download(wrong, max(1, size), tmp_path / "w.part", ignore)
 
 
 def test_wrong_parts_are_fetched_again_once_unless_their_size_is_a_guess(
@@ -205,7 +227,7 @@ def test_wrong_bytes_are_fetched_again_once_and_then_named(content, tmp_path, si
     source = Memory(content[:size], wrong=1)
     done = download(source, size, tmp_path / "a.part", counted.append)
     assert (tmp_path / "a.part").read_bytes() == content[:size]
-    assert done.pieces == digests(content[:size]) and sum(counted) == size
+    assert done.pieces == digests(content[:size], done.algorithm) and sum(counted) == size
     assert "memory: sha256 is" in caplog.text and "fetched once more" in caplog.text
     refused = pytest.raises(
         TransferCorrupt, match="memory: sha256 is .*fetched twice, the same bytes"

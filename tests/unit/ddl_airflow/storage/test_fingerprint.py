@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from ddl_airflow.storage.fingerprint import PartsMd5, file_sha256, fingerprint
+from ddl_airflow.storage.fingerprint import DigestOfParts, file_sha256, fingerprint
 from ddl_airflow.storage.store import StoredObject
 
 LISTING = [StoredObject("a", 1, "e1", 10.0), StoredObject("b/c", 2, "e2", 20.0)]
@@ -36,7 +36,7 @@ def test_fingerprint_changes_with_any_object(other):
 @pytest.mark.parametrize("count", [1, 4, 8, 9])
 def test_parts_md5_joins_the_digests_of_parts(count, chunk_size):
     content = bytes(range(1, count + 1))
-    digest = PartsMd5(4)
+    digest = DigestOfParts(4)
     for at in range(0, count, chunk_size):
         digest.update(content[at : at + chunk_size])
     parts = [hashlib.md5(content[at : at + 4]).digest() for at in range(0, count, 4)]
@@ -46,7 +46,7 @@ def test_parts_md5_joins_the_digests_of_parts(count, chunk_size):
 @pytest.mark.parametrize("chunk_size", [1, 3, 100])
 def test_parts_md5_is_of_parts_of_several_sizes(chunk_size):
     sizes, content = [3, 1, 4, 2], bytes(range(10))
-    digest, parts, start = PartsMd5(sizes), [], 0
+    digest, parts, start = DigestOfParts(sizes), [], 0
     for at in range(0, len(content), chunk_size):
         digest.update(content[at : at + chunk_size])
     for size in sizes:

@@ -6,9 +6,13 @@ checks neither digests nor keys.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
+import random
+import zlib
 from contextlib import contextmanager
+from functools import partial
 
 import botocore.exceptions as aws
 import pytest
@@ -25,6 +29,7 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
+from ddl_airflow.storage import checksums
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.publication import missing_from, publish, unfinished_in
 from ddl_airflow.storage.retries import Retries
@@ -193,6 +198,149 @@ def test_object_encrypted_with_a_service_key_is_checked_by_size_or_our_digest(cl
     assert checks == ["size", "sha256"]
 
 
+CHECKSUMS = ["crc64nvme", "crc32c", "crc32", "sha256", "sha1"]
+
+
+def put_with_checksum(client, key, content, algorithm, **how):
+    """As boto3 sends it."""
+    how |= {"Body": content, "ChecksumAlgorithm": algorithm.upper()}
+    client.put_object(Bucket="bucket", Key=key, **how)
+
+
+@contextmanager
+def through(client, faults, key, **how):
+    """A store behind a proxy that puts faults at what is asked of one object."""
+    counted = partial(is_asked_for, key)
+    with FaultyProxy(client.meta.endpoint_url, faults, counted, **how) as proxy:
+        near = s3_client(proxy.endpoint_url, "key", "secret", "us-east-1")
+        yield S3Store(near, "bucket", key.partition("/")[0]), proxy
+        near.close()
+
+
+def is_asked_for(key, method, path):
+    return method in ("GET", "HEAD") and path == f"/bucket/{key}"
+
+
+@pytest.mark.parametrize("size", [9, PIECE + 9])
+@pytest.mark.parametrize("algorithm", CHECKSUMS)
+def test_an_object_whose_etag_is_no_md5_is_held_to_its_checksum(client, tmp_path, algorithm, size):
+    content = random.Random(size).randbytes(size)
+    kms = {"ServerSideEncryption": "aws:kms"}
+    put_with_checksum(client, "summed/f", content, algorithm, **kms)
+    first = 0 if size == 9 else 2  # the first request only looks at a large object
+    with through(client, {first: "changed"}, "summed/f") as (store, proxy):
+        (obj,) = store.list()
+        assert store.get(obj, tmp_path / "f.part", ignore).checked == algorithm
+        assert (tmp_path / "f.part").read_bytes() == content and proxy.placed == 1
+        read = []
+        assert store.read(obj, read.append) == algorithm and b"".join(read) == content
+    refused = pytest.raises(TransferCorrupt, match=f"summed/f at .*{algorithm} is .* twice")
+    with through(client, {None: "changed"}, "summed/f") as (store, _), refused:
+        store.get(obj, tmp_path / "g.part", ignore)
+
+
+def test_a_large_object_with_a_crc_needs_no_other_digest(client, tmp_path, monkeypatch):
+    content = random.Random("crc").randbytes(3 * PIECE + 5)
+    put_with_checksum(client, "fast/f", content, "crc64nvme")
+    slow, new = [], hashlib.new
+    for name in ("md5", "sha256"):
+        monkeypatch.setattr(hashlib, name, lambda *a, name=name, **_: slow.append(a) or new(name))
+    store = S3Store(client, "bucket", "fast")
+    (obj,) = store.list()
+    done = store.get(obj, tmp_path / "f.part", ignore)
+    assert max((len(a[0]) for a in slow if a), default=0) < 10_000  # what requests are signed by
+    assert (done.checked, done.algorithm, done.piece_size) == ("crc64nvme", "crc64nvme", PIECE)
+    crc = checksums.new("crc64nvme")
+    crc.update(content)
+    assert done.proved == {"crc64nvme": crc.hexdigest()}
+    assert (tmp_path / "f.part").read_bytes() == content
+
+
+@pytest.mark.parametrize("algorithm", ["crc32", "crc32c", "sha256"])
+def test_parts_of_an_encrypted_object_are_held_to_the_checksum_of_their_checksums(
+    client, tmp_path, algorithm
+):
+    parts = [bytes([n]) * size for n, size in enumerate([7 * MIB, 7 * MIB, 7 * MIB])]
+    name = {"Bucket": "bucket", "Key": "composed/f"}
+    upload = name | {
+        "UploadId": client.create_multipart_upload(
+            **name, ChecksumAlgorithm=algorithm.upper(), ServerSideEncryption="aws:kms"
+        )["UploadId"]
+    }
+    done = []
+    for number, part in enumerate(parts, 1):
+        sent = client.upload_part(
+            PartNumber=number, Body=part, ChecksumAlgorithm=algorithm.upper(), **upload
+        )
+        done.append({"PartNumber": number, "ETag": sent["ETag"]})
+    client.complete_multipart_upload(MultipartUpload={"Parts": done}, **upload)
+    of_parts = []
+    for part in parts:
+        of_parts.append(checksums.new(algorithm))
+        of_parts[-1].update(part)
+    of_all = checksums.new(algorithm)
+    of_all.update(b"".join(one.digest() for one in of_parts))
+
+    def as_amazon(parsed, **_):
+        """moto's HEAD says neither the type nor how many parts; nor has it a CRC32C of its own."""
+        value = base64.b64encode(of_all.digest()).decode()
+        parsed |= {f"Checksum{algorithm.upper()}": f"{value}-3", "ChecksumType": "COMPOSITE"}
+
+    with through(client, {None: ""}, "composed/f") as (store, _):
+        store._client.meta.events.register("after-call.s3.HeadObject", as_amazon)
+        (obj,) = store.list()
+        got = store.get(obj, tmp_path / "f.part", ignore)
+        assert (got.checked, got.algorithm) == (f"{algorithm}-of-parts", algorithm)
+        assert (tmp_path / "f.part").read_bytes() == b"".join(parts)
+    with through(client, {None: "changed"}, "composed/f") as (store, _):
+        store._client.meta.events.register("after-call.s3.HeadObject", as_amazon)
+        with pytest.raises(TransferCorrupt, match=f"{algorithm}-of-parts is .*-3, not .*-3.*twice"):
+            store.get(obj, tmp_path / "g.part", ignore)
+
+
+@pytest.mark.parametrize("size", [9, PIECE + 9])
+@pytest.mark.parametrize("fault", ["400", "403", "501"])
+def test_a_store_that_refuses_to_tell_checksums_is_asked_without_once(
+    client, tmp_path, fault, size
+):
+    content = bytes(size)
+    put_with_checksum(client, "refuses/f", content, "crc64nvme")
+    refuse = {"x-amz-checksum-mode": fault}
+    with through(client, {}, "refuses/f", with_header=refuse) as (store, proxy):
+        (obj,) = store.list()
+        for number in range(3):
+            path = tmp_path / f"{number}.part"
+            assert store.get(obj, path, ignore).checked == "md5"
+            assert path.read_bytes() == content
+            assert store.at("").read_bytes("f") == content
+        assert proxy.placed <= 2  # by boto3, too, where a signed URL is refused
+
+
+def test_a_checksum_of_which_nobody_knows_what_it_is_of_does_not_decide(client, tmp_path):
+    """Of parts, or of all: the service does not say; or it is none."""
+    content = bytes(PIECE + 9)
+    upload_parts(client, "unclear/f", [content])
+    for said in ({"ChecksumCRC32": "AAAAAA=="}, {"ChecksumCRC64NVME": "?"}, {"ChecksumSHA1": "AA"}):
+        with through(client, {}, "unclear/f") as (store, _):
+            store._client.meta.events.register(
+                "after-call.s3.HeadObject", lambda parsed, said=said, **_: parsed.update(said)
+            )
+            (obj,) = store.list()
+            assert store.get(obj, tmp_path / "f.part", ignore).checked == "md5-of-parts"
+            (tmp_path / "f.part").unlink()
+
+
+def test_a_small_object_that_is_read_is_held_to_its_checksum(client):
+    """A pointer in a bucket that a key service encrypts: its ETag says nothing of it."""
+    kms = {"ServerSideEncryption": "aws:kms"}
+    put_with_checksum(client, "pointer/f", b"content", "crc64nvme", **kms)
+    with through(client, {0: "changed"}, "pointer/f") as (store, proxy):
+        assert store.read_bytes("f") == b"content" and proxy.placed == 1
+    refused = pytest.raises(TransferCorrupt, match="pointer/f at .*crc64nvme is ")
+    with through(client, {None: "changed"}, "pointer/f") as (store, _), refused:
+        store.read_bytes("f")
+
+
 def test_what_an_etag_was_found_to_be_is_known_of_what_comes_and_of_what_is_cached(
     client, tmp_path
 ):
@@ -204,6 +352,7 @@ def test_what_an_etag_was_found_to_be_is_known_of_what_comes_and_of_what_is_cach
     put("kms", ServerSideEncryption="aws:kms")
     digest = hashlib.sha256(b"content").hexdigest()
     put("ours", Metadata={"ddl-sha256": digest})
+    put("summed", ServerSideEncryption="aws:kms", ChecksumAlgorithm="CRC32")
     upload_parts(client, "proved/parts", [bytes(7 * MIB), bytes(7 * MIB), bytes(7 * MIB)])
     upload_parts(client, "proved/small", [bytes(6 * MIB), b"end"])
     upload_parts(client, "proved/unequal", [bytes(6 * MIB), bytes(7 * MIB), b"end"])
@@ -214,6 +363,7 @@ def test_what_an_etag_was_found_to_be_is_known_of_what_comes_and_of_what_is_cach
         "parts": {"etag_is": "md5", "part_size": 7 * MIB},
         "plain": {"etag_is": "md5"},
         "small": {"etag_is": "md5", "part_size": 6 * MIB},
+        "summed": {"crc32": f"{zlib.crc32(b'content'):08x}"},
         "unequal": {},
     }
     store, cache = S3Store(client, "bucket", "proved"), Cache(tmp_path / "cache")
