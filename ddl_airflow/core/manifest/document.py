@@ -294,10 +294,12 @@ def _compose(text: str, source: str) -> Node:
 class _Tree:
     events: Iterator[Any]
     source: str
-    anchors: dict[str, Node] = field(default_factory=dict)
+    anchors: dict[str, tuple[Node, int]] = field(default_factory=dict)  # with the levels of each
     budget: int = 2 * MAX_VALUES  # keys count as well here
+    levels: int = 0  # of the node that was read last
 
     def node(self, event: Any, depth: int) -> Node:
+        node: Node
         line = event.start_mark.line + 1
         self.budget -= 1
         if self.budget < 0:
@@ -305,30 +307,45 @@ class _Tree:
                 self.source, line, f"has more than {MAX_VALUES} values", "Write fewer values"
             )
         if depth == 0:
-            message = f"is nested more than {MAX_DEPTH} levels deep"
-            raise _refusal(self.source, line, message, "Close the brackets, or indent less")
+            raise self._too_deep(line)
         if isinstance(event, yaml.AliasEvent):
             # An anchor counts once its node is complete: no node can contain itself.
             if event.anchor not in self.anchors:
                 fix = "Define it above with `&`, or put the value in quotes if it starts with `*`"
                 raise _refusal(self.source, line, "an alias refers to no anchor above", fix)
-            return self.anchors[event.anchor]
-        node: Node
+            node, self.levels = self.anchors[event.anchor]
+            if self.levels > depth:  # of aliases in aliases, a few lines are a thousand levels
+                raise self._too_deep(line)
+            return node
+        levels = 0
         if isinstance(event, ScalarEvent):
             node = self._scalar(event, line)
         elif isinstance(event, SequenceStartEvent):
             self._only_tag(event, line, "seq")
-            node = Listing([self.node(item, depth - 1) for item in self._until_end()], line)
+            items = []
+            for item in self._until_end():
+                items.append(self.node(item, depth - 1))
+                levels = max(levels, self.levels)
+            node = Listing(items, line)
         else:
             self._only_tag(event, line, "map")
-            node = Table([self._pair(key, depth - 1) for key in self._until_end()], line)
+            pairs = []
+            for key in self._until_end():
+                pairs.append(self._pair(key, depth - 1))
+                levels = max(levels, self.levels)
+            node = Table(pairs, line)
+        self.levels = levels + 1
         if event.anchor:
-            self.anchors[event.anchor] = node
+            self.anchors[event.anchor] = node, self.levels
         return node
 
     def _until_end(self) -> Iterator[Any]:
         while not isinstance(event := next(self.events), yaml.CollectionEndEvent):
             yield event
+
+    def _too_deep(self, line: int) -> ManifestSyntaxError:
+        message = f"is nested more than {MAX_DEPTH} levels deep"
+        return _refusal(self.source, line, message, "Close the brackets, or indent less")
 
     def _pair(self, event: Any, depth: int) -> tuple[Scalar, Node]:
         key = self.node(event, depth)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -50,6 +51,9 @@ class _Rights(Section):
         "[ddl] manifest_variables lists; * is any text.",
         examples=[["VISION_*"]],
     )
+
+
+_PLAIN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:()!-]*")
 
 
 class _Table(Section):
@@ -206,8 +210,13 @@ def beyond(
 
 
 def _connection(at: str, conn_id: str, rights: Rights, ask: str) -> Findings:
-    # What a template makes of it is known when it is used, and not before.
-    if "{" in conn_id or not any(fnmatchcase(conn_id, one) for one in rights.connections):
+    # A pattern holds of plain ids alone. What a template makes of one is known when it is used, and
+    # Airflow asks for an id as a part of a URL: `team_/../other` is `other` there.
+    listed = conn_id in rights.connections or (
+        _PLAIN_ID.fullmatch(conn_id)
+        and any(fnmatchcase(conn_id, one) for one in rights.connections)
+    )
+    if not listed:
         fix = f"{_named('connections', rights.connections)} {ask}"
         yield Finding(at, f"{conn_id[:60]!r} is not a connection for this manifest", fix)
 

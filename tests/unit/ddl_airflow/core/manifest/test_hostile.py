@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddl_airflow.core.errors import ManifestError
-from ddl_airflow.core.manifest.load import load_manifest_text, redacted_text
+from ddl_airflow.core.manifest.load import load_manifest_text, redacted_text, without_keys
 
 _GOOD = (Path(__file__).parents[4] / "fixtures/manifests/valid/full.yml").read_text("utf-8")
 _COMMAND = "model_definition: {name: x, execution: {command: %s, compute_configuration: {name: a}}}"
@@ -48,6 +48,20 @@ def test_long_texts_take_linear_time(text):
     with contextlib.suppress(ManifestError):
         redacted_text(text)
     assert (read_s < _LIMIT_S, time.process_time() - began - read_s < _LIMIT_S) == (True, True)
+
+
+def nested(levels: int) -> str:
+    """Lists in lists, in a line for each."""
+    lines = [f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, levels)]
+    return f"a0: &a0 [x]\n{''.join(lines)}access_key_id: *a{levels - 1}\n"
+
+
+def test_aliases_are_nested_no_deeper_than_what_is_written_out():
+    assert "access_key_id: *a17" in redacted_text(nested(18))
+    for levels in (20, 1200):
+        with pytest.raises(ManifestError, match=r"is nested more than 20 levels deep"):
+            redacted_text(nested(levels))
+        assert without_keys(nested(levels).encode()) == b""  # nobody else's bundle stops for it
 
 
 @pytest.mark.parametrize(

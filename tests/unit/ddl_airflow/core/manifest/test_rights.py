@@ -111,6 +111,21 @@ def test_connections_are_those_of_the_list(found):
     )
 
 
+@pytest.mark.parametrize(
+    "conn_id",
+    ["team_/../other", "team_%2F../other", "team_\\\\other", "other#team_", "other?team_"],
+)
+def test_a_pattern_is_of_ids_that_are_no_other_in_a_url(found, conn_id):
+    """Airflow asks its API for `connections/<id>`."""
+    patterns = Rights(("team_*", "*team_"))
+    data = S3.format(json.dumps(conn_id), "source")
+    (field,) = found(patterns, data=data)
+    assert field == "training_data_reference.connection.conn_id"
+    secret = f"parameters: {{a: {{secret: true, conn_id: {json.dumps(conn_id)}}}}}"
+    assert list(found(patterns, more=secret)) == ["parameters.a"]
+    assert found(Rights((conn_id,)), data=data) == {}  # the site's own word
+
+
 KEYS = """{{type: s3, source: {{bucket: some-bucket}}, connection: {{{}
   access_key_id: "${{S3_ACCESS_KEY_ID}}", secret_access_key: "${{TEAM_KEY}}"}}}}"""
 
