@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf  # noqa: TID253
@@ -50,6 +51,22 @@ def _function_keeps_order() -> bool:
     return True
 
 
+_naming = threading.local()
+
+
+@contextlib.contextmanager
+def without_scope() -> Iterator[None]:
+    """Within it ranks know the ops of tf.functions by the names that they are given, and no more.
+
+    For what is made in a scope of Keras's: a rank that has made more objects has other numbers.
+    """
+    _naming.without_scope = True
+    try:
+        yield
+    finally:
+        _naming.without_scope = False
+
+
 def _identity(what: str, name: str | None, process_set: int = 0) -> dict[str, Any]:
     """The attributes by which the ranks know an op that is made here."""
     of_set: dict[str, Any] = {"name": name}
@@ -59,7 +76,10 @@ def _identity(what: str, name: str | None, process_set: int = 0) -> dict[str, An
     if not tf.executing_eagerly():
         if not _program_keeps_order():
             return of_set
-        return {**of_set, "ordered": _function_keeps_order(), "stream": stream(what)}
+        ordered = _function_keeps_order()
+        if ordered and getattr(_naming, "without_scope", False):
+            of_set["request"] = name
+        return {**of_set, "ordered": ordered, "stream": stream(what)}
     if not keeps_order(name):
         return {**of_set, "request": name}
     return {**of_set, "request": name or "", "ordered": True, "stream": stream(what)}
@@ -92,7 +112,8 @@ def _made(
     """What the op returns, which the ranks know by `name`."""
     attributes.update(_identity(what, name, process_set))
     request = attributes.get("request")
-    if not request or _is_attribute(request):
+    # That of a function is run again and again.
+    if not request or not tf.executing_eagerly() or _is_attribute(request):
         return operation(*inputs, **attributes)
     library = runtime()
     # C ends the name at a NUL, which an attribute has as a space.

@@ -18,6 +18,7 @@ import tensorflow as tf  # noqa: TID253
 
 from ddl_ops import averaging
 from ddl_ops.arrays import times_joined
+from ddl_ops.collectives import without_scope
 from ddl_ops.environment import PLACEMENT, child_of_rank
 from ddl_ops.equal_weights import require_equal, start_equal
 from ddl_ops.gradients import reduce_gradients, was_reduced, with_each_row_once
@@ -206,7 +207,8 @@ def _redirect(optimizer: Any) -> None:
         if optimizer.gradient_accumulation_steps and not hasattr(optimizer, _REDUCED_OUTSIDE):
             # Keras has left out those that are None, on which the ranks have to agree.
             given = iter(grads)
-            reduced = _reduced(optimizer, [next(given) if one else None for one in accumulated])
+            with without_scope():
+                reduced = _reduced(optimizer, [next(given) if one else None for one in accumulated])
             grads = [grad for grad in reduced if grad is not None]
         return clip(grads)
 

@@ -376,6 +376,8 @@ def keras_accumulated_gradients_are_reduced_once_for_each_update() -> None:
 
     alone = keras_model(1)
     alone.compile(sgd(gradient_accumulation_steps=2), "mse", run_eagerly=True)
+    if RANK == 0:
+        sgd()  # as of a model to compare with: those below have other names here
     for inputs, targets in batches:
         alone.train_on_batch(inputs, targets)
     for way in ("Keras's", "ours"):
