@@ -383,7 +383,9 @@ def s3_errors(uri: str, endpoint: str, needed: int = 0, said: str = "") -> Itera
     known = (BotoCoreError, ClientError, ResponseParserError, HTTPError, ValueError)
     try:
         yield
-    except known as exc:
+    except (*known, RuntimeError) as exc:
+        if isinstance(exc, RuntimeError) and not _are_expired(exc):
+            raise
         meant = _meaning(exc, f"{uri} at {said or endpoint}", needed)
         if not said:
             raise meant from exc
@@ -397,6 +399,11 @@ def _without(text: str, endpoint: str, said: str) -> str:
         if part:
             text = text.replace(part, said)
     return text
+
+
+def _are_expired(exc: Exception) -> bool:
+    """Whether it is botocore's word, of no class of its own, that fetched keys are old ones."""
+    return type(exc) is RuntimeError and "credentials are still expired" in str(exc)
 
 
 def _meaning(exc: Exception, where: str, needed: int) -> StagingError:
@@ -423,10 +430,10 @@ def _meaning(exc: Exception, where: str, needed: int) -> StagingError:
         aws.MetadataRetrievalError,
         aws.TokenRetrievalError,
     )
-    if isinstance(exc, not_fetched):
+    if isinstance(exc, not_fetched) or _are_expired(exc):
         return StagingError(
-            f"{where}: {exc}. The machine's credentials could not be fetched: see whether what "
-            "gives them answers, such as its metadata service."
+            f"{where}: {str(exc).rstrip('.')}. The machine's credentials could not be "
+            "fetched: see whether what gives them answers, such as its metadata service."
         )
     if isinstance(exc, (aws.NoCredentialsError, aws.PartialCredentialsError)):
         return ConnectionInvalid(

@@ -17,6 +17,7 @@ from functools import partial
 import botocore.exceptions as aws
 import pytest
 from botocore.awsrequest import AWSResponse
+from botocore.credentials import RefreshableCredentials
 from botocore.stub import Stubber
 from moto.server import ThreadedMotoServer
 
@@ -502,6 +503,24 @@ def test_errors_without_an_answer_are_mapped(cause, mapped, retryable):
         raise cause
     assert type(caught.value) is mapped
     assert caught.value.retryable is retryable
+
+
+def test_keys_that_were_fetched_and_are_old_ones_may_be_new_ones_soon():
+    old = {
+        "access_key": "a",
+        "secret_key": "b",
+        "token": "c",
+        "expiry_time": "2020-01-01T00:00:00Z",
+    }
+    known = RefreshableCredentials.create_from_metadata(old, lambda: old, "a metadata service")
+    with (
+        pytest.raises(StagingError, match="still expired.*could not be fetched") as caught,
+        s3_errors("s3://b/k", "http://host"),
+    ):
+        known.get_frozen_credentials()
+    assert caught.value.retryable
+    with pytest.raises(RuntimeError, match="ours"), s3_errors("s3://b/k", "http://host"):
+        raise RuntimeError("a mistake of ours")
 
 
 @pytest.mark.parametrize("url", ["localhost:9000", "ftp://h", "http://", "http://h:99999", ""])
