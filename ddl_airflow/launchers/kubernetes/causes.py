@@ -30,6 +30,7 @@ from ddl_airflow.launchers.kubernetes.facts import (
     ended_at,
     failure_of,
     has_finished,
+    holds_its_place,
     host_of,
     is_alive,
     is_begun,
@@ -144,7 +145,10 @@ def needs_events(job: _Object | None, pods: Sequence[_Object]) -> bool:
     if condition_of(job, "Complete"):
         # All ranks may have saved because one had to make room: for whom, an event says.
         return bool(missing_hosts(job, pods)) or any(map(is_deleted, pods))
-    plain = all(pod["status"].get("phase") == "Running" and not is_deleted(pod) for pod in pods)
+    plain = all(
+        pod["status"].get("phase") == "Running" and is_alive(pod) and not is_deleted(pod)
+        for pod in pods
+    )
     unmade = is_begun(job) and not _has_launcher(pods)
     return bool(failure_of(job) or missing_hosts(job, pods) or unmade or not plain)
 
@@ -157,7 +161,7 @@ def waits_as(job: _Object, pods: Sequence[_Object]) -> str:
     states = []
     for pod in pods:
         status = pod["status"]
-        if status.get("phase") not in ("Pending", "Running") or is_deleted(pod):
+        if not is_alive(pod) or is_deleted(pod):
             return ""
         reasons = [condition_of(pod, "PodScheduled", "False").get("reason")]
         for one in status.get("containerStatuses", ()):
@@ -219,21 +223,30 @@ def _is_ending(facts: Mapping[str, Any], now: float) -> bool:
     """Whether pods of a job that is over may be at work: ranks that save, or write how they end."""
     job = facts["job"]
     over = over_since(job)
-    alive = [pod for pod in facts["pods"] if is_alive(pod) and not is_overdue(pod, now)]
+    there = [one for one in facts["pods"] if holds_its_place(one) and not is_overdue(one, now)]
     if over is not None and now - over < SETTLE_S:
-        return bool(workers_of(alive))
+        return bool(workers_of(there))
     # A launcher's pod has its grace where its node is drained, or where an operator removes it. It
     # ends when all ranks have. A worker's may be on a node that is cut off.
     if not failure_of(job) and ENDED_BECAUSE not in annotations_of(job):
         return False
-    return any(role_of(pod) == "launcher" and is_deleted(pod) for pod in alive)
+    return any(role_of(one) == "launcher" and is_deleted(one) for one in filter(is_alive, there))
 
 
 def dead(facts: Mapping[str, Any], now: float) -> Verdict | None:
-    """Why a job that is there cannot go on, so that it is to be ended; None if it can."""
+    """Why a job that is there does not go on, so that it is to be ended; None if it does.
+
+    One that has done its work has no reason: then its ranks' records say how it ended.
+    """
     job, pods, events = facts["job"], facts["pods"], facts["events"]
     if job is None or is_deleted(job) or over_since(job) is not None or not is_begun(job):
         return None
+    for pod in pods:
+        # It would hold its pod for ever, and with it the job: a container that others put there.
+        if role_of(pod) == "launcher" and holds_its_place(pod) and end_of(pod):
+            if now - ended_at(pod, now) <= SETTLE_S:
+                return None
+            return _of_pods(job, pods, events) or Verdict(JobState.LOST, "")
     ended = [pod for pod in workers_of(pods) if not is_alive(pod)]
     # The launcher notices by itself, and ends all within seconds.
     if any(now - ended_at(pod, now) > SETTLE_S for pod in ended) or missing_hosts(job, pods):
@@ -248,7 +261,8 @@ def left_over(facts: Mapping[str, Any], now: float) -> list[_Object]:
     over = facts["job"] and over_since(facts["job"])
     if over is None or now - over < SETTLE_S or _is_ending(facts, now):
         return []
-    return [one for one in workers_of(facts["pods"]) if is_alive(one) and not is_deleted(one)]
+    there = filter(holds_its_place, workers_of(facts["pods"]))
+    return [one for one in there if not is_deleted(one)]
 
 
 def due(job: _Object | None, now: float) -> bool:
@@ -293,7 +307,9 @@ def _ended(handle: JobHandle, verdict: Verdict | None, pods: Sequence[_Object]) 
         on = {host_of(pod): place_of(pod) for pod in pods}
         if said := unwell(handle.record_dir, run_folder(handle), on):
             return JobStatus(JobState.LOST, reason=said)
-    if status.state is JobState.SUCCEEDED or status.permanent or verdict is None:
+    if status.state is JobState.SUCCEEDED or status.permanent:
+        return status
+    if verdict is None or not verdict.reason:
         return status
     # All ranks saved, whoever removed it: the next job goes on from there.
     if status.state is JobState.PREEMPTED and verdict is _GONE:

@@ -118,7 +118,12 @@ def is_overdue(pod: _Object, now: float) -> bool:
 
 
 def is_alive(pod: _Object) -> bool:
-    """Whether a pod has not ended."""
+    """Whether what we run in a pod has not ended."""
+    return holds_its_place(pod) and not end_of(pod)
+
+
+def holds_its_place(pod: _Object) -> bool:
+    """Whether a pod takes room on its node: also one in which only a container of others runs."""
     return pod["status"].get("phase") not in ("Succeeded", "Failed")
 
 

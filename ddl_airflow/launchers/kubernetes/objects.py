@@ -51,8 +51,9 @@ POD_PROGRAM = Path(__file__).with_name("pod.py")
 
 # What ours are called: Kubeflow Trainer wants a launcher named node.
 CONTAINERS = frozenset(("launcher", "ranks", "node"))
-# Istio's proxy would not end with ours, so that the Job never completes.
-_ALONE = {"sidecar.istio.io/inject": "false"}
+# The proxy of a mesh would not end with ours, so that the Job never completes.
+_ALONE = {"sidecar.istio.io/inject": "false", "kuma.io/sidecar-injection": "disabled"}
+_NOTES = {"linkerd.io/inject": "disabled", "consul.hashicorp.com/connect-inject": "false"}
 _PORT = 2222
 _HOSTFILE = "/etc/ddl/hostfile"
 # A pod that JobSet makes of it has 18 letters more, and 63 at most.
@@ -247,7 +248,7 @@ def launcher_pod(job: JobSpec, wanted: Wanted) -> dict[str, Any]:
     given = [_from_map(name, "hostfile", "ssh_config", "passwd", "pod.py")]
     given.append(_from_secret(name, "id_ed25519", "known_hosts"))
     return {
-        "metadata": {"labels": _labels(name, "launcher") | _ALONE},
+        "metadata": {"labels": _labels(name, "launcher") | _ALONE, "annotations": dict(_NOTES)},
         "spec": _pod(wanted, container, given),
     }
 
@@ -269,7 +270,8 @@ def worker_pod(job: JobSpec, wanted: Wanted) -> dict[str, Any]:
     given = [_from_map(name, "sshd_config", "passwd", "pod.py")]
     given.append(_from_secret(name, "ssh_host_ed25519_key", "authorized_keys"))
     pod = _pod(wanted, container, given) | {"affinity": _apart(name)}
-    return {"metadata": {"labels": _labels(name, "worker") | _ALONE}, "spec": pod}
+    about = {"labels": _labels(name, "worker") | _ALONE, "annotations": dict(_NOTES)}
+    return {"metadata": about, "spec": pod}
 
 
 def notes(job: JobSpec, wanted: Wanted) -> dict[str, str]:
@@ -304,7 +306,8 @@ def _launcher(job: JobSpec, wanted: Wanted, name: str) -> dict[str, Any]:
 def _worker(job: JobSpec, wanted: Wanted, name: str, node: int) -> dict[str, Any]:
     template = worker_pod(job, wanted)
     made = object_of(job, "v1", "Pod", worker_name(name, node))
-    made["metadata"]["labels"] |= template["metadata"]["labels"]
+    for kind in ("labels", "annotations"):
+        made["metadata"][kind] |= template["metadata"][kind]
     if wanted.queue:
         made["metadata"]["labels"] |= {QUEUE_LABEL: wanted.queue, _GROUP_LABEL: name}
         # No pod comes in place of one that failed: Kueue is to let go of what has ended.

@@ -38,6 +38,7 @@ from ddl_airflow.launchers.kubernetes.causes import (
     refused,
     why_ended,
 )
+from ddl_airflow.launchers.kubernetes.facts import ENDED_BECAUSE
 from ddl_airflow.launchers.kubernetes.launcher import make_keys
 from ddl_airflow.launchers.kubernetes.objects import completed, name_of
 from ddl_airflow.launchers.registry import launcher
@@ -128,12 +129,23 @@ def test_the_time_limit_begins_when_a_job_may_start():
         assert kept == (None if deadline else "600")  # set when it begins
 
 
-def test_istio_puts_no_container_into_the_pods():
-    """One that does not end with mpirun or the ranks: the Job would never complete."""
-    made = yaml.safe_load_all(full().render(SPEC).script)
+def pods_in(script):
+    """The metadata of each pod, and of each template of one."""
+    made = yaml.safe_load_all(script)
     pods = [one.get("spec", {}).get("template", one) for one in made if "spec" in one]
-    labels = [one["metadata"]["labels"] for one in pods if "containers" in one["spec"]]
-    assert [one.get("sidecar.istio.io/inject") for one in labels] == ["false"] * 3
+    return [one["metadata"] for one in pods if "containers" in one["spec"]]
+
+
+def test_no_mesh_puts_a_container_into_the_pods():
+    """One that does not end with mpirun or the ranks: the Job would never complete."""
+    pods = pods_in(full().render(SPEC).script)
+    assert len(pods) == 3
+    for one in pods:
+        said = one["labels"] | one["annotations"]
+        assert said["sidecar.istio.io/inject"] == "false"
+        assert one["labels"]["kuma.io/sidecar-injection"] == "disabled"
+        assert one["annotations"]["linkerd.io/inject"] == "disabled"
+        assert one["annotations"]["consul.hashicorp.com/connect-inject"] == "false"
 
 
 def test_kubernetes_finds_no_variables_in_the_words_of_a_command():
@@ -661,6 +673,50 @@ def test_how_a_container_ended_that_was_put_beside_ours_is_no_word_on_the_ranks(
     killed["status"]["containerStatuses"].insert(0, proxy)
     facts = {"job": job_of("Failed", "BackoffLimitExceeded"), "pods": [DONE[0], killed]}
     assert "launcher.resources.memory" in judged(handle, facts | {"events": []}, NOW).reason
+
+
+def beside_a_proxy(pod):
+    """A pod with a container of somebody else's that never ends, and holds it."""
+    proxy = {"name": "proxy", "state": {"running": {"startedAt": LONG_AGO}}}
+    pod["status"]["containerStatuses"].append(proxy)
+    return pod
+
+
+@pytest.mark.parametrize("just_now", [False, True])
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_job_whose_pods_are_held_by_a_container_beside_ours_ends(handle, saved, just_now):
+    """Its Job would never complete, and its workers would hold their GPUs."""
+    done = ended_as("Completed", 0, at=AT if just_now else LONG_AGO)
+    long_done = ended_as("Completed", 0)  # the workers end first
+    launcher_pod = beside_a_proxy(pod_of("launcher", done))
+    workers = [beside_a_proxy(pod_of(number, long_done)) for number in (0, 1)]
+    facts = {"job": job_of(), "pods": [launcher_pod, *workers], "events": []}
+    assert needs_events(facts["job"], facts["pods"])
+    verdict = dead(facts, NOW)
+    assert (verdict is None) is just_now
+    if just_now:  # it may end by itself
+        return
+    if saved:
+        all_save(handle)
+    else:
+        for rank in range(2):
+            record = {"rank": rank, "host": f"w{rank}", "ended": 1.0, "exit_code": 0}
+            (handle.record_dir / f"rank-{rank}.json").write_text(json.dumps(record))
+    notes = {ENDED_BECAUSE: verdict.dump(NOW)}
+    facts["job"] = job_of("Failed", "DeadlineExceeded", at=AT, annotations=notes)
+    # Whoever looks at it does so until the workers, too, are let go.
+    assert judged(handle, facts, NOW).state is JobState.RUNNING
+    assert left_over(facts, NOW + 10) == workers
+    expected = JobState.PREEMPTED if saved else JobState.SUCCEEDED
+    assert judged(handle, facts, NOW + 10).state is expected
+
+
+def test_a_rank_that_was_killed_beside_a_container_that_runs_on_ends_the_job(handle):
+    killed = beside_a_proxy(pod_of(1, ended_as("OOMKilled", 137)))
+    launcher_pod = beside_a_proxy(pod_of("launcher", ended_as()))
+    pods = [launcher_pod, beside_a_proxy(pod_of(0, ended_as())), killed]
+    verdict = dead({"job": job_of(), "pods": pods, "events": []}, NOW)
+    assert verdict.state is JobState.FAILED and "launcher.resources.memory" in verdict.reason
 
 
 def test_a_job_that_saved_before_it_made_room_goes_on_from_there(handle):
