@@ -86,6 +86,8 @@ _ROOM = frozenset(("Preempting", "NodeShutdown", "Terminated", "Shutdown"))
 # What an event says about a pod before it runs, that its status does not.
 _OF_START = frozenset(("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"))
 _OF_NODE = frozenset(("TaintManagerEviction", "NodeNotReady"))
+# What is refused for a quota that is used up, or that is not yet counted.
+_QUOTA = re.compile("exceeded quota|status unknown for quota")
 # What an event says of a job whose pods are not made.
 _NOT_MADE = frozenset(
     ("FailedCreate", "ValidationError", "MPIJobFailed", "TrainJobResourcesCreationFailed")
@@ -372,12 +374,16 @@ def _on_the_way(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobS
         since = now - began_at(job)
         # An operator may wait for the workers first. Where ranks were, it is one that has ended.
         tells = said or not job.get("operator")
-        if asked and tells and since > patience_s and not _has_ranks(handle):
-            unmade = f"its launcher's pod is not made after {patience_s:.0f} s"
-            why = said[-1] if said else f"{unmade} (launcher.start_timeout)"
-            return JobStatus(
-                JobState.FAILED, reason=f"The job will not start: {why}.", permanent=True
-            )
+        held = not job.get("operator") and any("nodeName" in pod["spec"] for pod in pods)
+        denied = bool(said) and "forbidden" in said[-1] and not _QUOTA.search(said[-1])
+        late = (asked or held) and tells and since > patience_s
+        if (denied or late) and not _has_ranks(handle):
+            words = [said[-1].rstrip(".")] if said else []
+            if not denied:
+                unmade = f"its launcher's pod is not made after {patience_s:.0f} s"
+                words.append(f"{unmade} (launcher.start_timeout)")
+            reason = f"The job will not start: {'; '.join(words)}."
+            return JobStatus(JobState.FAILED, reason=reason, permanent=denied)
         waits = waits or (f"waits to be made: {said[-1]}" if said else "waits to be made")
     if waits:
         return JobStatus(JobState.PENDING, reason=waits)
@@ -609,6 +615,8 @@ def refused(error: Refused, namespace: str, one: _Object) -> SubmitFailed:
     said, what = error.said.rstrip("."), f"{one['kind']} {one['metadata']['name']}"
     cures = {
         "exceeded quota": "Ask for less, or for a larger quota of the namespace",
+        "must specify limits.memory": "Set launcher.resources.memory",
+        "must specify": "Have a LimitRange with defaults made in the namespace",
         "no PriorityClass": "Correct launcher.priority_class; `kubectl get priorityclasses` lists",
         "service account": "Correct launcher.service_account",
         "PodSecurity": "The namespace allows less: no host_path; no root, see [ddl] run_ranks_as",

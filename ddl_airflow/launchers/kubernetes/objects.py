@@ -58,8 +58,8 @@ _PORT = 2222
 _HOSTFILE = "/etc/ddl/hostfile"
 # A pod that JobSet makes of it has 18 letters more, and 63 at most.
 _LONGEST_SLUG = 28
-# What the launcher's pod asks for: ssh, and mpirun without ranks.
-_LAUNCHER_RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}}
+# What the launcher's pod asks for: mpirun without ranks, and two ssh for each worker; in MiB.
+_LAUNCHER_MIB, _FOR_WORKER_MIB = 128, 16
 # A worker that has answered is looked for where it was then: pod.py includes the addresses. A cut
 # link is seen after some 10 s, at either end. Source: what mpirun does without is in
 # docs/kubernetes.md.
@@ -243,7 +243,7 @@ def launcher_pod(job: JobSpec, wanted: Wanted) -> dict[str, Any]:
         ),
         "workingDir": str(job.folder),
         "env": [{"name": key, "value": value} for key, value in settings.items()],
-        "resources": _LAUNCHER_RESOURCES,
+        "resources": _for_launcher(job.nodes),
     }
     given = [_from_map(name, "hostfile", "ssh_config", "passwd", "pod.py")]
     given.append(_from_secret(name, "id_ed25519", "known_hosts"))
@@ -251,6 +251,13 @@ def launcher_pod(job: JobSpec, wanted: Wanted) -> dict[str, Any]:
         "metadata": {"labels": _labels(name, "launcher") | _ALONE, "annotations": dict(_NOTES)},
         "spec": _pod(wanted, container, given),
     }
+
+
+def _for_launcher(workers: int) -> dict[str, Any]:
+    asked = _LAUNCHER_MIB + _FOR_WORKER_MIB * workers
+    # A namespace's quota may want a limit, too.
+    limit = {"memory": f"{4 * asked}Mi"}
+    return {"requests": {"cpu": "100m", "memory": f"{asked}Mi"}, "limits": limit}
 
 
 def worker_pod(job: JobSpec, wanted: Wanted) -> dict[str, Any]:

@@ -942,9 +942,42 @@ def test_a_pod_that_waited_long_for_its_node_has_time_to_start(handle):
 
 def test_a_job_waits_for_its_quota(handle):
     made = {"of": NAME, "reason": "FailedCreate", "message": "exceeded quota"}
-    facts = {"job": job_of(), "pods": [pod_of(0), pod_of(1)], "events": [made]}
+    facts = {"job": job_of(creationTimestamp=AT), "pods": [pod_of(0), pod_of(1)], "events": [made]}
     status = judged(handle, facts, NOW)
     assert (status.state, status.reason) == (JobState.PENDING, "waits to be made: exceeded quota")
+
+
+NO_LIMIT = 'Error creating: pods "x" is forbidden: failed quota: q: must specify limits.memory'
+
+
+@pytest.mark.parametrize(
+    ("said", "passed_s", "state", "permanent", "words"),
+    [
+        (NO_LIMIT, 0, JobState.FAILED, True, f"will not start: {NO_LIMIT}."),
+        ('pods "x" is forbidden: exceeded quota: q', 0, JobState.PENDING, False, "to be made: "),
+        ('pods "x" is forbidden: exceeded quota: q', 599, JobState.FAILED, False, "after 600 s"),
+        ("failed calling webhook: no endpoints", 0, JobState.PENDING, False, "to be made: "),
+        ("failed calling webhook: no endpoints", 599, JobState.FAILED, False, "no endpoints"),
+        ("", 599, JobState.FAILED, False, "launcher's pod is not made after 600 s"),
+    ],
+)
+def test_workers_do_not_wait_for_ever_for_a_launcher_that_is_not_made(
+    handle, said, passed_s, state, permanent, words
+):
+    """They hold their GPUs meanwhile."""
+    events = [{"of": NAME, "reason": "FailedCreate", "message": said}] if said else []
+    workers = [pod_of(0), pod_of(1)]
+    facts = {"job": job_of(creationTimestamp=AT), "pods": workers, "events": events}
+    status = judged(handle, facts, NOW + passed_s)
+    assert (status.state, status.permanent) == (state, permanent)
+    assert words in status.reason and said in status.reason
+
+
+def test_a_launcher_has_limits_which_a_quota_may_ask_for():
+    made = list(yaml.safe_load_all(full().render(SPEC).script))
+    (job,) = (one for one in made if one["kind"] == "Job")
+    resources = job["spec"]["template"]["spec"]["containers"][0]["resources"]
+    assert set(resources["limits"]) >= {"memory"}
 
 
 def test_a_launcher_that_a_quota_holds_back_holds_its_workers_no_longer_than_start_timeout(handle):
@@ -955,7 +988,7 @@ def test_a_launcher_that_a_quota_holds_back_holds_its_workers_no_longer_than_sta
     # Kubernetes keeps an event for an hour, and what cannot be made is tried ever more seldom.
     facts = {"job": patient, "pods": workers, "events": []}
     status = judged(handle, facts, NOW)
-    assert (status.state, status.permanent) == (JobState.FAILED, True)
+    assert (status.state, status.permanent) == (JobState.FAILED, False)
     assert "launcher's pod is not made after 600 s (launcher.start_timeout)" in status.reason
     facts["events"] = [{"of": NAME, "reason": "FailedCreate", "message": "exceeded quota"}]
     assert "will not start: exceeded quota" in judged(handle, facts, NOW).reason
@@ -1024,6 +1057,8 @@ def test_a_worker_that_lost_its_launcher_names_the_launchers_node():
             "docs/kubernetes.md",
             False,
         ),
+        (403, 'pods "x" is forbidden: must specify limits.memory', "resources.memory", False),
+        (403, 'pods "x" is forbidden: must specify limits.cpu', "LimitRange", False),
         (404, 'namespaces "none" not found', "launcher.namespace", False),
         (403, 'pods "x" is forbidden: violates PodSecurity "restricted"', "run_ranks_as", False),
         (422, "Pod is invalid: spec", "", False),
