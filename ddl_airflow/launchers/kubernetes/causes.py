@@ -85,7 +85,9 @@ _NOT_STARTED = frozenset(("StartError", "ContainerCannotRun", "RunContainerError
 _ROOM = frozenset(("Preempting", "NodeShutdown", "Terminated", "Shutdown"))
 # What an event says about a pod before it runs, that its status does not.
 _OF_START = frozenset(("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"))
-_OF_NODE = frozenset(("TaintManagerEviction", "NodeNotReady"))
+# That a node does not answer, and that a taint has its pods deleted: of a node that does not
+# answer, minutes after the first, or one that somebody has put there.
+_SILENT_NODE, _TAINT = "NodeNotReady", "TaintManagerEviction"
 # What is refused for a quota that is used up, or that is not yet counted.
 _QUOTA = re.compile("exceeded quota|status unknown for quota")
 # What an event says of a job whose pods are not made.
@@ -126,7 +128,8 @@ def slim(one: _Object) -> dict[str, Any]:
     """What of an object is looked at here."""
     if "involvedObject" in one:
         of = one["involvedObject"]
-        return {"of": of.get("name", ""), **{name: one.get(name) for name in ("reason", "message")}}
+        said = {name: one.get(name) for name in ("reason", "message")}
+        return {"of": of.get("name", ""), "uid": of.get("uid", ""), **said}
     kept = (
         *("name", "uid", "labels", "annotations", "generateName", "ownerReferences"),
         *("creationTimestamp", "deletionTimestamp", "resourceVersion"),
@@ -177,8 +180,8 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
 
     Args:
         handle: the job's.
-        facts: ``job``, ``pods`` and ``events``, each slim; no job if there is none. ``held``: why
-            one that has waited for its time could not begin.
+        facts: ``job``, ``pods`` and ``events``, each slim, the newest event last; no job if there
+            is none. ``held``: why one that has waited for its time could not begin.
         now: when that was so, in unix seconds.
     """
     job, pods = facts["job"], facts["pods"]
@@ -498,7 +501,7 @@ def _of_pods(job: _Object, pods: Sequence[_Object], events: Sequence[_Object]) -
             if removed and cleaned:
                 continue
             if removed and not is_deleted(job):
-                return _of_missing(pod["metadata"]["name"], events, place_of(pod))
+                return _of_missing(name_in(pod), events, pod)
             return Verdict(JobState.LOST, f"{place_of(pod)}: {message['said']}.")
     if cleaned and (said := condition_of(job, "Failed").get("message")):
         # JobSet ends all when a worker's pod has: and none of them says that it failed.
@@ -522,12 +525,18 @@ def _of_pod(pod: _Object, events: Sequence[_Object], cleaned: bool) -> Verdict |
     if reason in _ROOM:
         why = f"{place_of(pod)} was ended to make room ({reason}): {message}"
         return Verdict(JobState.PREEMPTED, why, pod=name)
+    disrupted = condition_of(pod, "DisruptionTarget")
+    if disrupted.get("reason") == "PreemptionByScheduler":
+        return _made_room(place_of(pod), name, disrupted.get("message", ""))
+    if disrupted.get("reason") == "EvictionByEvictionAPI":
+        why = f"{place_of(pod)} was evicted: its node is being drained."
+        return Verdict(JobState.PREEMPTED, why, pod=name)
     removed = cleaned and is_deleted(pod)
     silent = condition_of(pod, "Ready", "False") and is_alive(pod) and runs(pod)
     if reason == "NodeLost" or (silent and not removed):
         return _node_lost(pod)
     if is_deleted(pod) and (not removed or _told(name, events)):
-        return _of_missing(name, events, place_of(pod))
+        return _of_missing(name, events, pod)
     end = end_of(pod)
     if end.get("reason") == "OOMKilled":
         return Verdict(
@@ -566,17 +575,25 @@ def _evicted(pod: _Object, message: str) -> Verdict:
     return Verdict(JobState.PREEMPTED, why, pod=host_of(pod))
 
 
-def _of_missing(name: str, events: Iterable[_Object], where: str = "") -> Verdict:
-    mine = [one for one in events if _is_of(one, name)]
-    pod = where or f"Pod {name}"
-    for one in mine:
-        if one["reason"] == "Preempted":
-            why = f"{pod} had to make room for one of higher priority: {one['message']}."
-            return Verdict(JobState.PREEMPTED, why, pod=name)
-        if one["reason"] in _OF_NODE:
-            why = f"{pod} was given up: its node does not answer ({one['reason']})."
-            return Verdict(JobState.LOST, why, pod=name)
-    why = f"{pod} was deleted while the job ran: its node is being drained, or by hand."
+def _of_missing(
+    name: str, events: Iterable[_Object], pod: _Object | None = None, where: str = ""
+) -> Verdict:
+    uid = pod["metadata"].get("uid", "") if pod else ""
+    mine = [one for one in events if _is_of(one, name) and uid in ("", one.get("uid", uid))]
+    where = where or (place_of(pod) if pod else f"Pod {name}")
+    told = _why_gone(mine)
+    if told and told["reason"] == "Preempted":
+        return _made_room(where, name, told["message"])
+    if told and any(one["reason"] == _SILENT_NODE for one in mine):
+        why = f"{where} was given up: its node does not answer ({told['reason']})."
+        return Verdict(JobState.LOST, why, pod=name)
+    by = "its node was given a taint" if told else "its node is being drained, or by hand"
+    why = f"{where} was deleted while the job ran: {by}."
+    return Verdict(JobState.PREEMPTED, why, pod=name)
+
+
+def _made_room(where: str, name: str, message: Any) -> Verdict:
+    why = f"{where} had to make room for one of higher priority: {str(message).rstrip('.')}."
     return Verdict(JobState.PREEMPTED, why, pod=name)
 
 
@@ -588,7 +605,7 @@ def _of_launcher(job: _Object, pods: Sequence[_Object], events: Sequence[_Object
     name = name_in(job)
     workers = workers_prefix(name, "none")
     mine = [one for one in events if not str(one["of"]).startswith(workers)]
-    return [_of_missing(name, mine, f"The launcher's pod of {name}")]
+    return [_of_missing(name, mine, where=f"The launcher's pod of {name}")]
 
 
 def _is_of(event: _Object, host: str) -> bool:
@@ -596,10 +613,22 @@ def _is_of(event: _Object, host: str) -> bool:
     return bool(event["of"] == host or event["of"].startswith(f"{host}-"))
 
 
+def _why_gone(events: Sequence[_Object]) -> _Object | None:
+    """Of a pod's events, the newest last, that which says why it is gone; None if none does."""
+    for one in events:
+        if one["reason"] == "Preempted":
+            return one
+    for one in reversed(events):
+        if one["reason"] == "Killing":  # its node answers, whatever was before
+            return None
+        if one["reason"] in (_SILENT_NODE, _TAINT):
+            return one
+    return None
+
+
 def _told(host: str, events: Iterable[_Object]) -> bool:
     """Whether an event says why a pod is gone."""
-    reasons = {"Preempted", *_OF_NODE}
-    return any(_is_of(one, host) and one["reason"] in reasons for one in events)
+    return _why_gone([one for one in events if _is_of(one, host)]) is not None
 
 
 def _node_lost(pod: _Object) -> Verdict:

@@ -186,6 +186,18 @@ def finished_at(job: _Object) -> float:
     return seconds(condition["lastTransitionTime"])
 
 
+def told_at(event: _Object) -> float:
+    """When an event was told last, in unix seconds; 0 where it does not say."""
+    again = (event.get("series") or {}).get("lastObservedTime")
+    said = again or event.get("lastTimestamp") or event.get("eventTime") or made_at(event)
+    return seconds(said) if said else 0.0
+
+
+def made_at(event: _Object) -> str:
+    """When an event was told first, by the API server's clock; empty where it does not say."""
+    return str(event.get("metadata", {}).get("creationTimestamp") or "")
+
+
 def seconds(said: str) -> float:
     """Unix seconds of a time as Kubernetes writes it."""
     return datetime.fromisoformat(said).timestamp()

@@ -439,7 +439,8 @@ def job_of(condition="", reason="", at=LONG_AGO, **metadata):
 def pod_of(number, state=None, *, phase="Running", created=LONG_AGO, conditions=(), **status):
     name = f"{NAME}-worker-{number}" if number != "launcher" else f"{NAME}-abcde"
     role = "launcher" if number == "launcher" else "worker"
-    about = {"name": name, "labels": {"ddl-airflow/role": role}, "creationTimestamp": created}
+    about = {"name": name, "uid": f"uid-{number}", "labels": {"ddl-airflow/role": role}}
+    about["creationTimestamp"] = created
     if deleted := status.pop("deleted", ""):
         about["deletionTimestamp"] = deleted
     containers = [{"image": "trainer:1", "state": state or {"running": {"startedAt": LONG_AGO}}}]
@@ -458,9 +459,17 @@ def waiting(reason, message=""):
     return {"waiting": {"reason": reason, "message": message}}
 
 
-def event(number, reason, message="it says"):
+def event(number, reason, message="it says", uid=""):
     of = f"{NAME}-abcde" if number == "launcher" else f"{NAME}-worker-{number}"
-    return {"of": of, "reason": reason, "message": message}
+    return {"of": of, "uid": uid or f"uid-{number}", "reason": reason, "message": message}
+
+
+NOT_READY = {"type": "Ready", "status": "False"}
+
+
+def disrupted(reason):
+    said = {"reason": reason, "message": "so it says"}
+    return {"type": "DisruptionTarget", "status": "True", **said}
 
 
 LAUNCHER = pod_of("launcher")
@@ -479,7 +488,12 @@ DONE = [pod_of(0, ended_as(), phase="Failed"), GONE]
             JobState.PREEMPTED,
             "higher priority: by x/y",
         ),
-        (DONE, [event("launcher", "TaintManagerEviction")], JobState.LOST, "its node does not"),
+        (
+            DONE,
+            [event("launcher", "NodeNotReady"), event("launcher", "TaintManagerEviction")],
+            JobState.LOST,
+            "its node does not",
+        ),
         (DONE[:1], [], JobState.PREEMPTED, "worker-1 was deleted while the job ran"),
         (
             DONE[:1],
@@ -487,7 +501,47 @@ DONE = [pod_of(0, ended_as(), phase="Failed"), GONE]
             JobState.PREEMPTED,
             "higher priority: by x/y",
         ),
-        (DONE[:1], [event(1, "TaintManagerEviction")], JobState.LOST, "its node does not answer"),
+        (DONE[:1], [event(1, "NodeNotReady")], JobState.LOST, "its node does not answer"),
+        # Its node was away for a moment, hours ago.
+        (
+            DONE[:1],
+            [event(1, "NodeNotReady"), event(1, "Preempted", "by x/y")],
+            JobState.PREEMPTED,
+            "higher priority: by x/y",
+        ),
+        (
+            DONE[:1],
+            [event(1, "NodeNotReady"), event(1, "Killing")],
+            JobState.PREEMPTED,
+            "its node is being drained, or by hand",
+        ),
+        # A taint of a person or of a cloud.
+        (
+            DONE[:1],
+            [event(1, "TaintManagerEviction")],
+            JobState.PREEMPTED,
+            "its node was given a taint",
+        ),
+        # Of an earlier pod of that name.
+        (
+            [DONE[0], pod_of(1, deleted=AT)],
+            [event(1, "NodeNotReady", uid="another")],
+            JobState.PREEMPTED,
+            "its node is being drained, or by hand",
+        ),
+        *(
+            (
+                [DONE[0], pod_of(1, deleted=AT, conditions=[NOT_READY, disrupted(why)])],
+                [event(1, "NodeNotReady")],
+                state,
+                words,
+            )
+            for why, state, words in (
+                ("PreemptionByScheduler", JobState.PREEMPTED, "higher priority: so it says"),
+                ("EvictionByEvictionAPI", JobState.PREEMPTED, "its node is being drained"),
+                ("DeletionByPodGC", JobState.LOST, "does not answer"),
+            )
+        ),
         (
             [DONE[0], pod_of(1, ended_as(code=143), phase="Failed", deleted=AT)],
             [],
