@@ -53,7 +53,13 @@ POD_PROGRAM = Path(__file__).with_name("pod.py")
 CONTAINERS = frozenset(("launcher", "ranks", "node"))
 # The proxy of a mesh would not end with ours, so that the Job never completes.
 _ALONE = {"sidecar.istio.io/inject": "false", "kuma.io/sidecar-injection": "disabled"}
-_NOTES = {"linkerd.io/inject": "disabled", "consul.hashicorp.com/connect-inject": "false"}
+_NOTES = {
+    "linkerd.io/inject": "disabled",
+    "consul.hashicorp.com/connect-inject": "false",
+    # An autoscaler evicts pods to pack nodes closer: a job would begin again each time.
+    "karpenter.sh/do-not-disrupt": "true",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+}
 _PORT = 2222
 _HOSTFILE = "/etc/ddl/hostfile"
 # A pod that JobSet makes of it has 18 letters more, and 63 at most.

@@ -148,6 +148,13 @@ def test_no_mesh_puts_a_container_into_the_pods():
         assert one["annotations"]["consul.hashicorp.com/connect-inject"] == "false"
 
 
+def test_an_autoscaler_lets_the_pods_end_before_it_takes_their_node():
+    """To pack nodes closer it would end a training again and again."""
+    for one in pods_in(full().render(SPEC).script):
+        assert one["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
+        assert one["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+
+
 def test_kubernetes_finds_no_variables_in_the_words_of_a_command():
     command = "python train.py --name '$(PARAM_KEY)' 'a$$b' $HOME"
     submission = KubernetesLauncher(**SETTINGS, python="/opt/a$$b/python").render(
