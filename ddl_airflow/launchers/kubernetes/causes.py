@@ -76,10 +76,10 @@ _Object = Mapping[str, Any]
 _NEVER = frozenset(("InvalidImageName", "ErrImageNeverPull"))
 _PULLING = frozenset(("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable"))
 _NO_IMAGE = re.compile(
-    "not found|no such host|manifest unknown|unauthorized|denied|forbidden|does not exist|"
-    "invalid reference",
+    "not found|manifest unknown|unauthorized|denied|forbidden|does not exist|invalid reference",
     re.IGNORECASE,
 )
+_OF_PULL = frozenset(("Pulling", "Pulled", "Failed", "BackOff"))
 _NOT_STARTED = frozenset(("StartError", "ContainerCannotRun", "RunContainerError"))
 # Of a pod's status, for which it was ended from outside.
 _ROOM = frozenset(("Preempting", "NodeShutdown", "Terminated", "Shutdown"))
@@ -359,17 +359,17 @@ def _on_the_way(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobS
     for pod in pods:
         if pod["status"].get("phase") != "Pending":
             continue
-        why, never, placed = _waits(pod, events)
-        name = pod["metadata"]["name"]
+        wait = _waits(pod, events)
+        name, never = name_in(pod), wait.never
         # Without start_timeout it may wait for a node for as long as it takes.
         has_node = {} if asked else condition_of(pod, "PodScheduled")
         began = has_node.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"]
-        if not never and now - seconds(began) > patience_s and (asked or placed):
-            never = f"{why} That has been so for {patience_s:.0f} s (launcher.start_timeout)."
+        if not never and now - seconds(began) > patience_s and (asked or wait.counts):
+            never = f"{wait.why} That has been so for {patience_s:.0f} s (launcher.start_timeout)."
         if never:
             reason = f"Pod {name} will not start: {never}"
-            return JobStatus(JobState.FAILED, reason=reason, permanent=True)
-        waits = waits or f"pod {name} {why}"
+            return JobStatus(JobState.FAILED, reason=reason, permanent=not wait.passes)
+        waits = waits or f"pod {name} {wait.why}"
     if not _has_launcher(pods):
         said = [one["message"] for one in events if one["reason"] in _NOT_MADE]
         if not said and job.get("operator") and not pods:
@@ -395,44 +395,67 @@ def _on_the_way(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobS
     return JobStatus(JobState.RUNNING, reason=f"on {shown}")
 
 
-def _waits(pod: _Object, events: Sequence[_Object]) -> tuple[str, str, bool]:
-    """Why a pod does not run yet, why it never will, and whether it has its node."""
+@dataclass(frozen=True)
+class _Wait:
+    """Why a pod does not run yet.
+
+    Attributes:
+        never: why it never will; empty where it may.
+        counts: whether it is bounded where no time was asked for.
+        passes: whether another try, which waits anew, may have it.
+    """
+
+    why: str
+    never: str = ""
+    counts: bool = True
+    passes: bool = False
+
+
+def _waits(pod: _Object, events: Sequence[_Object]) -> _Wait:
     scheduled = condition_of(pod, "PodScheduled", "False")
     if scheduled:
         said = str(scheduled.get("message", "")).rstrip(".")
         if scheduled.get("reason") == "SchedulingGated":
-            return "waits in Kueue's queue.", "", False
+            return _Wait("waits in Kueue's queue.", counts=False, passes=True)
         if re.search(r"persistentvolumeclaim .*not found", said):
-            return said, f"{said}. Correct launcher.volumes.", False
-        return f"waits for room: {said}.{_cure_of_room(said)}", "", False
+            return _Wait(said, f"{said}. Correct launcher.volumes.")
+        why = f"waits for room: {said}.{_cure_of_room(said)}"
+        return _Wait(why, counts=False, passes=True)
+    mine = [one for one in events if one["of"] == name_in(pod)]
+    pulls = [one for one in mine if one["reason"] in _OF_PULL]
+    if pulls and pulls[-1]["reason"] == "Pulling":
+        # For as long as its node pulls it: an image may be of many gigabytes.
+        return _Wait(f"is being made: {pulls[-1]['message']}.", counts=False, passes=True)
     for status in pod["status"].get("containerStatuses", ()):
         waiting = status.get("state", {}).get("waiting", {})
         reason, message = waiting.get("reason", ""), str(waiting.get("message", ""))
         image = status.get("image", "")
         if reason in _PULLING or reason in _NEVER:
-            said = _pull_error(name_in(pod), events) or message
+            said = _pull_error(mine) or message
             why = f"image {image} cannot be pulled ({reason}): {said.rstrip('.')}."
             cure = (
                 " Correct launcher.image; for a registry that asks who pulls, set "
                 "launcher.image_pull_secrets."
             )
-            if reason in _NEVER or _NO_IMAGE.search(said):
-                return why, why + cure, True
-            return why, "", True
+            # But for its name, in which there may be such words.
+            words = re.sub('"[^"]*"', "", said).replace(image or " ", " ")
+            if reason in _NEVER or _NO_IMAGE.search(words):
+                return _Wait(why, why + cure)
+            return _Wait(why, passes=True)
         if reason and reason not in ("ContainerCreating", "PodInitializing"):
-            return f"cannot be made ({reason}): {message.rstrip('.')}.", "", True
-    mine = [one for one in events if one["of"] == name_in(pod) and one["reason"] in _OF_START]
-    if mine:
-        return f"is being made ({mine[-1]['reason']}): {mine[-1]['message']}.", "", True
-    return "is being made.", "", bool(pod["spec"].get("nodeName"))
+            return _Wait(f"cannot be made ({reason}): {message.rstrip('.')}.")
+    if starts := [one for one in mine if one["reason"] in _OF_START]:
+        newest = starts[-1]
+        return _Wait(f"is being made ({newest['reason']}): {newest['message']}.")
+    return _Wait("is being made.", counts=bool(pod["spec"].get("nodeName")))
 
 
-def _pull_error(name: str, events: Sequence[_Object]) -> str:
+def _pull_error(events: Sequence[_Object]) -> str:
     """What the registry said: of an image whose pull is being put off the status does not."""
     said = [
         str(one["message"])
         for one in events
-        if one["of"] == name and one["reason"] == "Failed" and "pull" in str(one["message"])
+        if one["reason"] == "Failed" and "pull" in str(one["message"])
     ]
     return said[-1] if said else ""
 

@@ -443,14 +443,23 @@ def job_of(condition="", reason="", at=LONG_AGO, **metadata):
     }
 
 
-def pod_of(number, state=None, *, phase="Running", created=LONG_AGO, conditions=(), **status):
+def pod_of(
+    number,
+    state=None,
+    *,
+    image="trainer:1",
+    phase="Running",
+    created=LONG_AGO,
+    conditions=(),
+    **status,
+):
     name = f"{NAME}-worker-{number}" if number != "launcher" else f"{NAME}-abcde"
     role = "launcher" if number == "launcher" else "worker"
     about = {"name": name, "uid": f"uid-{number}", "labels": {"ddl-airflow/role": role}}
     about["creationTimestamp"] = created
     if deleted := status.pop("deleted", ""):
         about["deletionTimestamp"] = deleted
-    containers = [{"image": "trainer:1", "state": state or {"running": {"startedAt": LONG_AGO}}}]
+    containers = [{"image": image, "state": state or {"running": {"startedAt": LONG_AGO}}}]
     containers[0]["name"] = "launcher" if role == "launcher" else "ranks"
     said = {"phase": phase, "conditions": list(conditions), "containerStatuses": containers}
     return {"metadata": about, "spec": {"nodeName": f"n{number}"}, "status": said | status}
@@ -959,11 +968,30 @@ def unschedulable(said, reason="Unschedulable"):
             JobState.FAILED,
             "launcher.image_pull_secrets",
         ),
+        # A large image, on its way for an hour.
         (
-            pod_of(1, waiting("ErrImagePull", "connection refused"), phase="Pending"),
+            pod_of(1, waiting("ContainerCreating"), phase="Pending"),
+            [event(1, "Failed", "Failed to pull image: timeout"), event(1, "Pulling", "Pulling x")],
+            JobState.PENDING,
+            "is being made: Pulling x.",
+        ),
+        (
+            pod_of(1, waiting("ImagePullBackOff", "Back-off"), phase="Pending", created=AT),
+            [event(1, "Failed", "Failed to pull image: lookup r.example.com: no such host")],
+            JobState.PENDING,
+            "no such host",
+        ),
+        (
+            pod_of(
+                1,
+                waiting("ErrImagePull", 'of "r/denied-not found:1": r/denied:1: refused'),
+                image="r/denied:1",
+                phase="Pending",
+                created=AT,
+            ),
             [],
-            JobState.FAILED,
-            "so for 600 s (launcher.start_timeout)",
+            JobState.PENDING,
+            "cannot be pulled (ErrImagePull)",
         ),
         (
             pod_of(1, waiting("InvalidImageName", "x"), phase="Pending", created=AT),
@@ -992,6 +1020,26 @@ def test_a_job_that_waits_says_for_what(handle, pod, events, state, words):
     status = judged(handle, facts, NOW)
     assert (status.state, status.permanent) == (state, state is JobState.FAILED)
     assert words in status.reason
+
+
+@pytest.mark.parametrize(
+    ("pod", "asked"),
+    [
+        (pod_of(1, waiting("ErrImagePull", "connection refused"), phase="Pending"), False),
+        (pod_of(1, waiting("ContainerCreating"), phase="Pending"), True),
+        (pod_of(1, phase="Pending", conditions=unschedulable("0/9 nodes")), True),
+        (pod_of(1, phase="Pending", conditions=unschedulable("", "SchedulingGated")), True),
+    ],
+    ids=["a registry", "a pull", "room", "Kueue"],
+)
+def test_what_takes_too_long_to_come_may_come_at_another_try(handle, pod, asked):
+    notes = {"ddl-airflow/start-timeout-s": "600"} if asked else {}
+    events = [event(1, "Pulling", "Pulling x")]
+    facts = {"job": job_of(annotations=notes), "pods": [LAUNCHER, pod_of(0), pod]}
+    facts["events"] = events if asked else []
+    status = judged(handle, facts, NOW)
+    assert (status.state, status.permanent) == (JobState.FAILED, False)
+    assert "so for 600 s (launcher.start_timeout)" in status.reason
 
 
 def test_a_pod_that_waited_long_for_its_node_has_time_to_start(handle):

@@ -153,7 +153,7 @@ class Kubernetes(Launcher):
     start_timeout: Duration | None = Field(
         default=None,
         description="How long the pods may take to run, the wait for room among it. By default "
-        "they wait for room for ever, and 10m for the rest.",
+        "they wait for room, and while a node pulls the image, for ever, and 10m for the rest.",
         examples=["30m"],
     )
     time_limit: Duration | None = Field(
