@@ -561,6 +561,12 @@ def _of_pod(pod: _Object, events: Sequence[_Object], cleaned: bool) -> Verdict |
     if is_deleted(pod) and (not removed or _told(name, events)):
         return _of_missing(name, events, pod)
     end = end_of(pod)
+    if end.get("reason") == "OOMKilled" and role_of(pod) == "launcher":
+        why = (
+            f"{place_of(pod)}, in which mpirun is, took more memory than its limit (OOMKilled), "
+            "which follows from the number of nodes. launcher.log has what it said last."
+        )
+        return Verdict(JobState.LOST, why, pod=name)
     if end.get("reason") == "OOMKilled":
         return Verdict(
             JobState.FAILED,
@@ -592,8 +598,11 @@ def _evicted(pod: _Object, message: str) -> Verdict:
         message,
     )
     why = f"{place_of(pod)} was evicted: {message.strip().rstrip('.')}."
-    if too_much:
-        cure = "Ask for as much as it takes, with launcher.resources, or write less."
+    # mpirun's pod asks for what we say.
+    if too_much and role_of(pod) != "launcher":
+        cure = "Raise launcher.resources.memory, or give each rank a smaller batch."
+        if "ephemeral" in message:
+            cure = "Write less to the pod's own disk, such as /tmp, or write to the workspace."
         return Verdict(JobState.FAILED, f"{why} {cure}", pod=host_of(pod))
     return Verdict(JobState.PREEMPTED, why, pod=host_of(pod))
 

@@ -597,7 +597,7 @@ DONE = [pod_of(0, ended_as(), phase="Failed"), GONE]
             ],
             [],
             JobState.FAILED,
-            "launcher.resources",
+            "Write less to the pod's own disk",
         ),
         (
             [
@@ -612,7 +612,7 @@ DONE = [pod_of(0, ended_as(), phase="Failed"), GONE]
             ],
             [],
             JobState.FAILED,
-            "Ask for as much as it takes",
+            "Raise launcher.resources.memory",
         ),
         (
             [
@@ -628,7 +628,7 @@ DONE = [pod_of(0, ended_as(), phase="Failed"), GONE]
             ],
             [],
             JobState.FAILED,
-            "Ask for as much as it takes",
+            "Raise launcher.resources.memory",
         ),
         (
             # Its containers are being ended: until they have, its status does not say why.
@@ -743,6 +743,56 @@ def test_how_a_container_ended_that_was_put_beside_ours_is_no_word_on_the_ranks(
     killed["status"]["containerStatuses"].insert(0, proxy)
     facts = {"job": job_of("Failed", "BackoffLimitExceeded"), "pods": [DONE[0], killed]}
     assert "launcher.resources.memory" in judged(handle, facts | {"events": []}, NOW).reason
+
+
+LOW = (
+    "The node was low on resource: memory. Threshold quantity: 100Mi, available: 84372Ki. "
+    "Container launcher was using 900Mi, request is 128Mi, has larger consumption of memory. "
+)
+
+
+@pytest.mark.parametrize(
+    ("launcher_pod", "state", "words"),
+    [
+        (
+            pod_of("launcher", ended_as("OOMKilled", 137), phase="Failed"),
+            JobState.LOST,
+            "took more memory than its limit (OOMKilled), which follows from the number of nodes",
+        ),
+        (
+            pod_of("launcher", phase="Failed", reason="Evicted", message=LOW),
+            JobState.PREEMPTED,
+            "was evicted: The node was low on resource: memory.",
+        ),
+    ],
+)
+def test_what_happens_to_mpiruns_pod_is_not_put_down_to_the_workers_resources(
+    handle, launcher_pod, state, words
+):
+    alone = [pod_of(number, ended_as(code=75), phase="Failed") for number in (0, 1)]
+    job = job_of("Failed", "BackoffLimitExceeded")
+    status = judged(handle, {"job": job, "pods": [launcher_pod, *alone], "events": []}, NOW)
+    assert (status.state, status.permanent) == (state, False)
+    assert words in status.reason and "launcher.resources" not in status.reason
+
+
+@pytest.mark.parametrize(
+    ("message", "cure"),
+    [
+        ("Pod ephemeral local storage usage exceeds the total limit", "Write less to the pod's"),
+        (
+            "The node was low on resource: ephemeral-storage. Container ranks was using 4Gi, "
+            "request is 0, has larger consumption of ephemeral-storage.",
+            "Write less to the pod's",
+        ),
+        ("Container ranks was using 4Gi, which exceeds its request of 0.", "resources.memory"),
+    ],
+)
+def test_a_pod_that_was_evicted_says_what_to_change(handle, message, cure):
+    evicted = pod_of(1, phase="Failed", reason="Evicted", message=message)
+    facts = {"job": job_of("Failed"), "pods": [LAUNCHER, DONE[0], evicted], "events": []}
+    status = judged(handle, facts, NOW)
+    assert status.state is JobState.FAILED and cure in status.reason
 
 
 def beside_a_proxy(pod):
