@@ -369,7 +369,7 @@ def _on_the_way(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobS
         if never:
             reason = f"Pod {name} will not start: {never}"
             return JobStatus(JobState.FAILED, reason=reason, permanent=not wait.passes)
-        waits = waits or f"pod {name} {wait.why}"
+        waits = waits or f"pod {name} {wait.why}{_held_by(pods, wait, asked)}"
     if not _has_launcher(pods):
         said = [one["message"] for one in events if one["reason"] in _NOT_MADE]
         if not said and job.get("operator") and not pods:
@@ -393,6 +393,18 @@ def _on_the_way(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobS
     nodes = sorted({pod["spec"].get("nodeName", "?") for pod in workers_of(pods)})
     shown = ", ".join(nodes[:8]) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
     return JobStatus(JobState.RUNNING, reason=f"on {shown}")
+
+
+def _held_by(pods: Sequence[_Object], wait: _Wait, asked: str | None) -> str:
+    """What is said of workers that have room while another has none, and no end was asked for."""
+    workers = workers_of(pods)
+    held = sum("nodeName" in pod["spec"] for pod in workers)
+    if asked or not held or not wait.why.startswith("waits for room"):
+        return ""
+    return (
+        f" {held} of {len(workers)} workers hold their nodes meanwhile: set "
+        "launcher.start_timeout, or launcher.queue where there is Kueue."
+    )
 
 
 @dataclass(frozen=True)

@@ -1092,6 +1092,18 @@ def test_what_takes_too_long_to_come_may_come_at_another_try(handle, pod, asked)
     assert "so for 600 s (launcher.start_timeout)" in status.reason
 
 
+def test_workers_that_hold_nodes_while_others_wait_for_room_are_told(handle):
+    """Two jobs may wait so for each other, for ever."""
+    waits = pod_of(1, phase="Pending", conditions=unschedulable("0/3 nodes: 3 Insufficient cpu."))
+    del waits["spec"]["nodeName"]
+    facts = {"job": job_of(), "pods": [LAUNCHER, pod_of(0), waits], "events": []}
+    status = judged(handle, facts, NOW)
+    assert status.state is JobState.PENDING
+    assert "1 of 2 workers hold their nodes meanwhile: set launcher.start_timeout" in status.reason
+    facts["job"] = job_of(annotations={"ddl-airflow/start-timeout-s": "7200"})
+    assert "meanwhile" not in judged(handle, facts, NOW).reason
+
+
 def test_a_pod_that_waited_long_for_its_node_has_time_to_start(handle):
     has_node = {"type": "PodScheduled", "status": "True", "lastTransitionTime": AT}
     pod = pod_of(0, waiting("ContainerCreating"), phase="Pending", conditions=[has_node])
