@@ -100,8 +100,8 @@ def over_since(job: _Object) -> float | None:
     if has_finished(job):
         return finished_at(job)
     kept = annotations_of(job).get(ENDED_BECAUSE)
-    # A Job that was begun fails by itself soon after.
-    if kept and (job.get("operator") or not is_begun(job)):
+    # A Job that was begun fails by itself soon after, unless it is suspended.
+    if kept and (job.get("operator") or job.get("suspended") or not is_begun(job)):
         return float(json.loads(kept)["at"])
     return None
 

@@ -36,11 +36,14 @@ from ddl_airflow.launchers.kubernetes.causes import (
     left_over,
     needs_events,
     refused,
+    slim,
+    taken_back,
     why_ended,
 )
 from ddl_airflow.launchers.kubernetes.facts import ENDED_BECAUSE
 from ddl_airflow.launchers.kubernetes.launcher import make_keys
 from ddl_airflow.launchers.kubernetes.objects import completed, name_of
+from ddl_airflow.launchers.kubernetes.operators import OPERATORS
 from ddl_airflow.launchers.registry import launcher
 
 SPEC = JobSpec(
@@ -971,6 +974,24 @@ def test_kueue_lets_pods_go_that_have_ended_in_whatever_way():
     pods = [one["metadata"] for one in made if one["kind"] == "Pod"]
     notes = [one["annotations"].get("kueue.x-k8s.io/retriable-in-group") for one in pods]
     assert notes == ["false"] * SPEC.nodes
+
+
+def test_a_job_that_kueue_holds_says_so_and_one_that_it_takes_back_ends(handle):
+    """As where it manages jobs that name no queue."""
+    job = {**job_of(), "spec": {"parallelism": 1, "suspend": True}}
+    job = slim(OPERATORS["none"].as_job(job))
+    workers = [pod_of(0), pod_of(1)]
+    facts = {"job": job, "pods": workers, "events": []}
+    status = judged(handle, facts, NOW)
+    assert (status.state, status.reason) == (JobState.PENDING, "waits in Kueue's queue.")
+    assert taken_back(handle, job) is None
+    (handle.record_dir / "rank-0.json").write_text('{"rank": 0, "host": "h"}')
+    verdict = taken_back(handle, job)
+    assert verdict.state is JobState.PREEMPTED
+    # A deadline is none for a Job that is suspended: it does not fail by that.
+    job["metadata"]["annotations"][ENDED_BECAUSE] = verdict.dump(NOW - 60)
+    assert judged(handle, facts, NOW).state is JobState.PREEMPTED
+    assert left_over(facts, NOW) == workers
 
 
 def unschedulable(said, reason="Unschedulable"):
