@@ -24,6 +24,7 @@ from ddl_airflow.launchers.kubernetes.facts import (
     annotations_of,
     began_at,
     condition_of,
+    containers_of,
     created,
     delay_of,
     end_of,
@@ -392,7 +393,22 @@ def _on_the_way(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobS
         return JobStatus(JobState.PENDING, reason=waits)
     nodes = sorted({pod["spec"].get("nodeName", "?") for pod in workers_of(pods)})
     shown = ", ".join(nodes[:8]) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
-    return JobStatus(JobState.RUNNING, reason=f"on {shown}")
+    return JobStatus(JobState.RUNNING, reason=f"on {shown}{_different_images(pods)}")
+
+
+def _different_images(pods: Sequence[_Object]) -> str:
+    """What is said of workers whose nodes have other images under one tag."""
+    ran = [one for pod in workers_of(pods) for one in containers_of(pod)]
+    # An image that a node did not pull has no digest.
+    found = sorted(
+        {one["imageID"].partition("@")[2] for one in ran if "@" in one.get("imageID", "")}
+    )
+    if len(found) < 2:
+        return ""
+    return (
+        f". Its workers have different images under {ran[0].get('image')} ({', '.join(found)}). "
+        "Name it by its digest, or set launcher.image_pull_policy: Always"
+    )
 
 
 def _held_by(pods: Sequence[_Object], wait: _Wait, asked: str | None) -> str:

@@ -131,6 +131,7 @@ class Wanted:
     user: int
     group: int
     operator: str = "none"
+    image_pull_policy: str = ""
     image_pull_secrets: Sequence[str] = ()
     service_account: str = ""
     node_selector: Mapping[str, str] = field(default_factory=dict)
@@ -369,8 +370,10 @@ def _container(job: JobSpec, wanted: Wanted, name: str) -> dict[str, Any]:
     security: dict[str, Any] = {"allowPrivilegeEscalation": False}
     if wanted.user:
         security["capabilities"] = {"drop": ["ALL"]}
+    policy = {"imagePullPolicy": wanted.image_pull_policy} if wanted.image_pull_policy else {}
     return {
         "image": wanted.image,
+        **policy,
         "envFrom": [{"secretRef": {"name": f"{name}-env"}}],
         "volumeMounts": mounts,
         "securityContext": security,

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from ddl_airflow.core.connections import AirflowConnection
-from ddl_airflow.core.errors import LaunchError, SubmitFailed
+from ddl_airflow.core.errors import LaunchError, ManifestError, SubmitFailed
 from ddl_airflow.core.job import JobSpec, JobState, StartedJob
 from ddl_airflow.core.manifest.load import load_manifest_text
 from ddl_airflow.core.plan import plan
@@ -1123,6 +1123,40 @@ def test_workers_that_hold_nodes_while_others_wait_for_room_are_told(handle):
     assert "1 of 2 workers hold their nodes meanwhile: set launcher.start_timeout" in status.reason
     facts["job"] = job_of(annotations={"ddl-airflow/start-timeout-s": "7200"})
     assert "meanwhile" not in judged(handle, facts, NOW).reason
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        (("docker.io/t@sha256:aa", "docker.io/t@sha256:bb"), True),
+        (("docker-pullable://t@sha256:aa", "docker.io/t@sha256:aa"), False),
+        (("docker.io/t@sha256:aa", "sha256:cc"), False),  # of a node that has it by other ways
+        (("docker.io/t@sha256:aa", ""), False),
+    ],
+)
+def test_workers_that_run_different_images_under_one_tag_are_told(handle, ids, told):
+    """One node has had the tag for long, and the other pulled it today."""
+    workers = [pod_of(0), pod_of(1)]
+    for pod, one in zip(workers, ids, strict=True):
+        pod["status"]["containerStatuses"][0]["imageID"] = one
+    facts = {"job": job_of(), "pods": [LAUNCHER, *workers], "events": []}
+    status = judged(handle, facts, NOW)
+    words = ". Its workers have different images under trainer:1 (sha256:aa, sha256:bb)"
+    assert status.state is JobState.RUNNING and (words in status.reason) is told
+    assert told or status.reason == "on n0, n1"
+
+
+def test_an_image_may_be_asked_for_at_each_start():
+    made = KubernetesLauncher(**SETTINGS, image_pull_policy="Always").render(SPEC).script
+    assert made.count("imagePullPolicy: Always") == 1 + SPEC.nodes
+    assert "imagePullPolicy" not in KubernetesLauncher(**SETTINGS).render(SPEC).script
+    text = MANIFEST.replace(
+        "image_pull_secrets:", "image_pull_policy: Always\n  image_pull_secrets:"
+    )
+    steps = plan(load_manifest_text(text, "m.yml"), Path("m.yml"))
+    assert steps.train.scheduler["image_pull_policy"] == "Always"
+    with pytest.raises(ManifestError, match=r"launcher\.image_pull_policy"):
+        load_manifest_text(text.replace("Always", "Sometimes"), "m.yml")
 
 
 def test_a_pod_that_waited_long_for_its_node_has_time_to_start(handle):

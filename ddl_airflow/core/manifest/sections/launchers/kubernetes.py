@@ -117,6 +117,12 @@ class Kubernetes(Launcher):
         description="Namespace of the pods; by default the context's.",
         examples=["vision"],
     )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
+        default=None,
+        description="Whether nodes ask the registry at each start what the image's tag means; by "
+        "default they do for the tag latest alone, and else take the image that they have.",
+        examples=["Always"],
+    )
     image_pull_secrets: tuple[Text, ...] | None = Field(
         default=None,
         description="Names of the namespace's secrets that the image is pulled with.",
