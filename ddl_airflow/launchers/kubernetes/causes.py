@@ -24,12 +24,14 @@ from ddl_airflow.launchers.kubernetes.facts import (
     annotations_of,
     began_at,
     condition_of,
+    containers_of,
     created,
     delay_of,
     end_of,
     ended_at,
     failure_of,
     has_finished,
+    holds_its_place,
     host_of,
     is_alive,
     is_begun,
@@ -75,16 +77,20 @@ _Object = Mapping[str, Any]
 _NEVER = frozenset(("InvalidImageName", "ErrImageNeverPull"))
 _PULLING = frozenset(("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable"))
 _NO_IMAGE = re.compile(
-    "not found|no such host|manifest unknown|unauthorized|denied|forbidden|does not exist|"
-    "invalid reference",
+    "not found|manifest unknown|unauthorized|denied|forbidden|does not exist|invalid reference",
     re.IGNORECASE,
 )
+_OF_PULL = frozenset(("Pulling", "Pulled", "Failed", "BackOff"))
 _NOT_STARTED = frozenset(("StartError", "ContainerCannotRun", "RunContainerError"))
 # Of a pod's status, for which it was ended from outside.
 _ROOM = frozenset(("Preempting", "NodeShutdown", "Terminated", "Shutdown"))
 # What an event says about a pod before it runs, that its status does not.
 _OF_START = frozenset(("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"))
-_OF_NODE = frozenset(("TaintManagerEviction", "NodeNotReady"))
+# That a node does not answer, and that a taint has its pods deleted: of a node that does not
+# answer, minutes after the first, or one that somebody has put there.
+_SILENT_NODE, _TAINT = "NodeNotReady", "TaintManagerEviction"
+# What is refused for a quota that is used up, or that is not yet counted.
+_QUOTA = re.compile("exceeded quota|status unknown for quota")
 # What an event says of a job whose pods are not made.
 _NOT_MADE = frozenset(
     ("FailedCreate", "ValidationError", "MPIJobFailed", "TrainJobResourcesCreationFailed")
@@ -123,7 +129,8 @@ def slim(one: _Object) -> dict[str, Any]:
     """What of an object is looked at here."""
     if "involvedObject" in one:
         of = one["involvedObject"]
-        return {"of": of.get("name", ""), **{name: one.get(name) for name in ("reason", "message")}}
+        said = {name: one.get(name) for name in ("reason", "message")}
+        return {"of": of.get("name", ""), "uid": of.get("uid", ""), **said}
     kept = (
         *("name", "uid", "labels", "annotations", "generateName", "ownerReferences"),
         *("creationTimestamp", "deletionTimestamp", "resourceVersion"),
@@ -144,7 +151,10 @@ def needs_events(job: _Object | None, pods: Sequence[_Object]) -> bool:
     if condition_of(job, "Complete"):
         # All ranks may have saved because one had to make room: for whom, an event says.
         return bool(missing_hosts(job, pods)) or any(map(is_deleted, pods))
-    plain = all(pod["status"].get("phase") == "Running" and not is_deleted(pod) for pod in pods)
+    plain = all(
+        pod["status"].get("phase") == "Running" and is_alive(pod) and not is_deleted(pod)
+        for pod in pods
+    )
     unmade = is_begun(job) and not _has_launcher(pods)
     return bool(failure_of(job) or missing_hosts(job, pods) or unmade or not plain)
 
@@ -157,7 +167,7 @@ def waits_as(job: _Object, pods: Sequence[_Object]) -> str:
     states = []
     for pod in pods:
         status = pod["status"]
-        if status.get("phase") not in ("Pending", "Running") or is_deleted(pod):
+        if not is_alive(pod) or is_deleted(pod):
             return ""
         reasons = [condition_of(pod, "PodScheduled", "False").get("reason")]
         for one in status.get("containerStatuses", ()):
@@ -171,8 +181,8 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
 
     Args:
         handle: the job's.
-        facts: ``job``, ``pods`` and ``events``, each slim; no job if there is none. ``held``: why
-            one that has waited for its time could not begin.
+        facts: ``job``, ``pods`` and ``events``, each slim, the newest event last; no job if there
+            is none. ``held``: why one that has waited for its time could not begin.
         now: when that was so, in unix seconds.
     """
     job, pods = facts["job"], facts["pods"]
@@ -219,21 +229,30 @@ def _is_ending(facts: Mapping[str, Any], now: float) -> bool:
     """Whether pods of a job that is over may be at work: ranks that save, or write how they end."""
     job = facts["job"]
     over = over_since(job)
-    alive = [pod for pod in facts["pods"] if is_alive(pod) and not is_overdue(pod, now)]
+    there = [one for one in facts["pods"] if holds_its_place(one) and not is_overdue(one, now)]
     if over is not None and now - over < SETTLE_S:
-        return bool(workers_of(alive))
+        return bool(workers_of(there))
     # A launcher's pod has its grace where its node is drained, or where an operator removes it. It
     # ends when all ranks have. A worker's may be on a node that is cut off.
     if not failure_of(job) and ENDED_BECAUSE not in annotations_of(job):
         return False
-    return any(role_of(pod) == "launcher" and is_deleted(pod) for pod in alive)
+    return any(role_of(one) == "launcher" and is_deleted(one) for one in filter(is_alive, there))
 
 
 def dead(facts: Mapping[str, Any], now: float) -> Verdict | None:
-    """Why a job that is there cannot go on, so that it is to be ended; None if it can."""
+    """Why a job that is there does not go on, so that it is to be ended; None if it does.
+
+    One that has done its work has no reason: then its ranks' records say how it ended.
+    """
     job, pods, events = facts["job"], facts["pods"], facts["events"]
     if job is None or is_deleted(job) or over_since(job) is not None or not is_begun(job):
         return None
+    for pod in pods:
+        # It would hold its pod for ever, and with it the job: a container that others put there.
+        if role_of(pod) == "launcher" and holds_its_place(pod) and end_of(pod):
+            if now - ended_at(pod, now) <= SETTLE_S:
+                return None
+            return _of_pods(job, pods, events) or Verdict(JobState.LOST, "")
     ended = [pod for pod in workers_of(pods) if not is_alive(pod)]
     # The launcher notices by itself, and ends all within seconds.
     if any(now - ended_at(pod, now) > SETTLE_S for pod in ended) or missing_hosts(job, pods):
@@ -248,7 +267,8 @@ def left_over(facts: Mapping[str, Any], now: float) -> list[_Object]:
     over = facts["job"] and over_since(facts["job"])
     if over is None or now - over < SETTLE_S or _is_ending(facts, now):
         return []
-    return [one for one in workers_of(facts["pods"]) if is_alive(one) and not is_deleted(one)]
+    there = filter(holds_its_place, workers_of(facts["pods"]))
+    return [one for one in there if not is_deleted(one)]
 
 
 def due(job: _Object | None, now: float) -> bool:
@@ -293,7 +313,9 @@ def _ended(handle: JobHandle, verdict: Verdict | None, pods: Sequence[_Object]) 
         on = {host_of(pod): place_of(pod) for pod in pods}
         if said := unwell(handle.record_dir, run_folder(handle), on):
             return JobStatus(JobState.LOST, reason=said)
-    if status.state is JobState.SUCCEEDED or status.permanent or verdict is None:
+    if status.state is JobState.SUCCEEDED or status.permanent:
+        return status
+    if verdict is None or not verdict.reason:
         return status
     # All ranks saved, whoever removed it: the next job goes on from there.
     if status.state is JobState.PREEMPTED and verdict is _GONE:
@@ -338,17 +360,17 @@ def _on_the_way(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobS
     for pod in pods:
         if pod["status"].get("phase") != "Pending":
             continue
-        why, never, placed = _waits(pod, events)
-        name = pod["metadata"]["name"]
+        wait = _waits(pod, events)
+        name, never = name_in(pod), wait.never
         # Without start_timeout it may wait for a node for as long as it takes.
         has_node = {} if asked else condition_of(pod, "PodScheduled")
         began = has_node.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"]
-        if not never and now - seconds(began) > patience_s and (asked or placed):
-            never = f"{why} That has been so for {patience_s:.0f} s (launcher.start_timeout)."
+        if not never and now - seconds(began) > patience_s and (asked or wait.counts):
+            never = f"{wait.why} That has been so for {patience_s:.0f} s (launcher.start_timeout)."
         if never:
             reason = f"Pod {name} will not start: {never}"
-            return JobStatus(JobState.FAILED, reason=reason, permanent=True)
-        waits = waits or f"pod {name} {why}"
+            return JobStatus(JobState.FAILED, reason=reason, permanent=not wait.passes)
+        waits = waits or f"pod {name} {wait.why}{_held_by(pods, wait, asked)}"
     if not _has_launcher(pods):
         said = [one["message"] for one in events if one["reason"] in _NOT_MADE]
         if not said and job.get("operator") and not pods:
@@ -356,58 +378,112 @@ def _on_the_way(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobS
         since = now - began_at(job)
         # An operator may wait for the workers first. Where ranks were, it is one that has ended.
         tells = said or not job.get("operator")
-        if asked and tells and since > patience_s and not _has_ranks(handle):
-            unmade = f"its launcher's pod is not made after {patience_s:.0f} s"
-            why = said[-1] if said else f"{unmade} (launcher.start_timeout)"
-            return JobStatus(
-                JobState.FAILED, reason=f"The job will not start: {why}.", permanent=True
-            )
+        held = not job.get("operator") and any("nodeName" in pod["spec"] for pod in pods)
+        denied = bool(said) and "forbidden" in said[-1] and not _QUOTA.search(said[-1])
+        late = (asked or held) and tells and since > patience_s
+        if (denied or late) and not _has_ranks(handle):
+            words = [said[-1].rstrip(".")] if said else []
+            if not denied:
+                unmade = f"its launcher's pod is not made after {patience_s:.0f} s"
+                words.append(f"{unmade} (launcher.start_timeout)")
+            reason = f"The job will not start: {'; '.join(words)}."
+            return JobStatus(JobState.FAILED, reason=reason, permanent=denied)
         waits = waits or (f"waits to be made: {said[-1]}" if said else "waits to be made")
     if waits:
         return JobStatus(JobState.PENDING, reason=waits)
     nodes = sorted({pod["spec"].get("nodeName", "?") for pod in workers_of(pods)})
     shown = ", ".join(nodes[:8]) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
-    return JobStatus(JobState.RUNNING, reason=f"on {shown}")
+    return JobStatus(JobState.RUNNING, reason=f"on {shown}{_different_images(pods)}")
 
 
-def _waits(pod: _Object, events: Sequence[_Object]) -> tuple[str, str, bool]:
-    """Why a pod does not run yet, why it never will, and whether it has its node."""
+def _different_images(pods: Sequence[_Object]) -> str:
+    """What is said of workers whose nodes have other images under one tag."""
+    ran = [one for pod in workers_of(pods) for one in containers_of(pod)]
+    # An image that a node did not pull has no digest.
+    found = sorted(
+        {one["imageID"].partition("@")[2] for one in ran if "@" in one.get("imageID", "")}
+    )
+    if len(found) < 2:
+        return ""
+    return (
+        f". Its workers have different images under {ran[0].get('image')} ({', '.join(found)}). "
+        "Name it by its digest, or set launcher.image_pull_policy: Always"
+    )
+
+
+def _held_by(pods: Sequence[_Object], wait: _Wait, asked: str | None) -> str:
+    """What is said of workers that have room while another has none, and no end was asked for."""
+    workers = workers_of(pods)
+    held = sum("nodeName" in pod["spec"] for pod in workers)
+    if asked or not held or not wait.why.startswith("waits for room"):
+        return ""
+    return (
+        f" {held} of {len(workers)} workers hold their nodes meanwhile: set "
+        "launcher.start_timeout, or launcher.queue where there is Kueue."
+    )
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """Why a pod does not run yet.
+
+    Attributes:
+        never: why it never will; empty where it may.
+        counts: whether it is bounded where no time was asked for.
+        passes: whether another try, which waits anew, may have it.
+    """
+
+    why: str
+    never: str = ""
+    counts: bool = True
+    passes: bool = False
+
+
+def _waits(pod: _Object, events: Sequence[_Object]) -> _Wait:
     scheduled = condition_of(pod, "PodScheduled", "False")
     if scheduled:
         said = str(scheduled.get("message", "")).rstrip(".")
         if scheduled.get("reason") == "SchedulingGated":
-            return "waits in Kueue's queue.", "", False
+            return _Wait("waits in Kueue's queue.", counts=False, passes=True)
         if re.search(r"persistentvolumeclaim .*not found", said):
-            return said, f"{said}. Correct launcher.volumes.", False
-        return f"waits for room: {said}.{_cure_of_room(said)}", "", False
+            return _Wait(said, f"{said}. Correct launcher.volumes.")
+        why = f"waits for room: {said}.{_cure_of_room(said)}"
+        return _Wait(why, counts=False, passes=True)
+    mine = [one for one in events if one["of"] == name_in(pod)]
+    pulls = [one for one in mine if one["reason"] in _OF_PULL]
+    if pulls and pulls[-1]["reason"] == "Pulling":
+        # For as long as its node pulls it: an image may be of many gigabytes.
+        return _Wait(f"is being made: {pulls[-1]['message']}.", counts=False, passes=True)
     for status in pod["status"].get("containerStatuses", ()):
         waiting = status.get("state", {}).get("waiting", {})
         reason, message = waiting.get("reason", ""), str(waiting.get("message", ""))
         image = status.get("image", "")
         if reason in _PULLING or reason in _NEVER:
-            said = _pull_error(name_in(pod), events) or message
+            said = _pull_error(mine) or message
             why = f"image {image} cannot be pulled ({reason}): {said.rstrip('.')}."
             cure = (
                 " Correct launcher.image; for a registry that asks who pulls, set "
                 "launcher.image_pull_secrets."
             )
-            if reason in _NEVER or _NO_IMAGE.search(said):
-                return why, why + cure, True
-            return why, "", True
+            # But for its name, in which there may be such words.
+            words = re.sub('"[^"]*"', "", said).replace(image or " ", " ")
+            if reason in _NEVER or _NO_IMAGE.search(words):
+                return _Wait(why, why + cure)
+            return _Wait(why, passes=True)
         if reason and reason not in ("ContainerCreating", "PodInitializing"):
-            return f"cannot be made ({reason}): {message.rstrip('.')}.", "", True
-    mine = [one for one in events if one["of"] == name_in(pod) and one["reason"] in _OF_START]
-    if mine:
-        return f"is being made ({mine[-1]['reason']}): {mine[-1]['message']}.", "", True
-    return "is being made.", "", bool(pod["spec"].get("nodeName"))
+            return _Wait(f"cannot be made ({reason}): {message.rstrip('.')}.")
+    if starts := [one for one in mine if one["reason"] in _OF_START]:
+        newest = starts[-1]
+        return _Wait(f"is being made ({newest['reason']}): {newest['message']}.")
+    return _Wait("is being made.", counts=bool(pod["spec"].get("nodeName")))
 
 
-def _pull_error(name: str, events: Sequence[_Object]) -> str:
+def _pull_error(events: Sequence[_Object]) -> str:
     """What the registry said: of an image whose pull is being put off the status does not."""
     said = [
         str(one["message"])
         for one in events
-        if one["of"] == name and one["reason"] == "Failed" and "pull" in str(one["message"])
+        if one["reason"] == "Failed" and "pull" in str(one["message"])
     ]
     return said[-1] if said else ""
 
@@ -476,7 +552,7 @@ def _of_pods(job: _Object, pods: Sequence[_Object], events: Sequence[_Object]) -
             if removed and cleaned:
                 continue
             if removed and not is_deleted(job):
-                return _of_missing(pod["metadata"]["name"], events, place_of(pod))
+                return _of_missing(name_in(pod), events, pod)
             return Verdict(JobState.LOST, f"{place_of(pod)}: {message['said']}.")
     if cleaned and (said := condition_of(job, "Failed").get("message")):
         # JobSet ends all when a worker's pod has: and none of them says that it failed.
@@ -500,13 +576,25 @@ def _of_pod(pod: _Object, events: Sequence[_Object], cleaned: bool) -> Verdict |
     if reason in _ROOM:
         why = f"{place_of(pod)} was ended to make room ({reason}): {message}"
         return Verdict(JobState.PREEMPTED, why, pod=name)
+    disrupted = condition_of(pod, "DisruptionTarget")
+    if disrupted.get("reason") == "PreemptionByScheduler":
+        return _made_room(place_of(pod), name, disrupted.get("message", ""))
+    if disrupted.get("reason") == "EvictionByEvictionAPI":
+        why = f"{place_of(pod)} was evicted: its node is being drained."
+        return Verdict(JobState.PREEMPTED, why, pod=name)
     removed = cleaned and is_deleted(pod)
     silent = condition_of(pod, "Ready", "False") and is_alive(pod) and runs(pod)
     if reason == "NodeLost" or (silent and not removed):
         return _node_lost(pod)
     if is_deleted(pod) and (not removed or _told(name, events)):
-        return _of_missing(name, events, place_of(pod))
+        return _of_missing(name, events, pod)
     end = end_of(pod)
+    if end.get("reason") == "OOMKilled" and role_of(pod) == "launcher":
+        why = (
+            f"{place_of(pod)}, in which mpirun is, took more memory than its limit (OOMKilled), "
+            "which follows from the number of nodes. launcher.log has what it said last."
+        )
+        return Verdict(JobState.LOST, why, pod=name)
     if end.get("reason") == "OOMKilled":
         return Verdict(
             JobState.FAILED,
@@ -538,23 +626,34 @@ def _evicted(pod: _Object, message: str) -> Verdict:
         message,
     )
     why = f"{place_of(pod)} was evicted: {message.strip().rstrip('.')}."
-    if too_much:
-        cure = "Ask for as much as it takes, with launcher.resources, or write less."
+    # mpirun's pod asks for what we say.
+    if too_much and role_of(pod) != "launcher":
+        cure = "Raise launcher.resources.memory, or give each rank a smaller batch."
+        if "ephemeral" in message:
+            cure = "Write less to the pod's own disk, such as /tmp, or write to the workspace."
         return Verdict(JobState.FAILED, f"{why} {cure}", pod=host_of(pod))
     return Verdict(JobState.PREEMPTED, why, pod=host_of(pod))
 
 
-def _of_missing(name: str, events: Iterable[_Object], where: str = "") -> Verdict:
-    mine = [one for one in events if _is_of(one, name)]
-    pod = where or f"Pod {name}"
-    for one in mine:
-        if one["reason"] == "Preempted":
-            why = f"{pod} had to make room for one of higher priority: {one['message']}."
-            return Verdict(JobState.PREEMPTED, why, pod=name)
-        if one["reason"] in _OF_NODE:
-            why = f"{pod} was given up: its node does not answer ({one['reason']})."
-            return Verdict(JobState.LOST, why, pod=name)
-    why = f"{pod} was deleted while the job ran: its node is being drained, or by hand."
+def _of_missing(
+    name: str, events: Iterable[_Object], pod: _Object | None = None, where: str = ""
+) -> Verdict:
+    uid = pod["metadata"].get("uid", "") if pod else ""
+    mine = [one for one in events if _is_of(one, name) and uid in ("", one.get("uid", uid))]
+    where = where or (place_of(pod) if pod else f"Pod {name}")
+    told = _why_gone(mine)
+    if told and told["reason"] == "Preempted":
+        return _made_room(where, name, told["message"])
+    if told and any(one["reason"] == _SILENT_NODE for one in mine):
+        why = f"{where} was given up: its node does not answer ({told['reason']})."
+        return Verdict(JobState.LOST, why, pod=name)
+    by = "its node was given a taint" if told else "its node is being drained, or by hand"
+    why = f"{where} was deleted while the job ran: {by}."
+    return Verdict(JobState.PREEMPTED, why, pod=name)
+
+
+def _made_room(where: str, name: str, message: Any) -> Verdict:
+    why = f"{where} had to make room for one of higher priority: {str(message).rstrip('.')}."
     return Verdict(JobState.PREEMPTED, why, pod=name)
 
 
@@ -566,7 +665,7 @@ def _of_launcher(job: _Object, pods: Sequence[_Object], events: Sequence[_Object
     name = name_in(job)
     workers = workers_prefix(name, "none")
     mine = [one for one in events if not str(one["of"]).startswith(workers)]
-    return [_of_missing(name, mine, f"The launcher's pod of {name}")]
+    return [_of_missing(name, mine, where=f"The launcher's pod of {name}")]
 
 
 def _is_of(event: _Object, host: str) -> bool:
@@ -574,10 +673,22 @@ def _is_of(event: _Object, host: str) -> bool:
     return bool(event["of"] == host or event["of"].startswith(f"{host}-"))
 
 
+def _why_gone(events: Sequence[_Object]) -> _Object | None:
+    """Of a pod's events, the newest last, that which says why it is gone; None if none does."""
+    for one in events:
+        if one["reason"] == "Preempted":
+            return one
+    for one in reversed(events):
+        if one["reason"] == "Killing":  # its node answers, whatever was before
+            return None
+        if one["reason"] in (_SILENT_NODE, _TAINT):
+            return one
+    return None
+
+
 def _told(host: str, events: Iterable[_Object]) -> bool:
     """Whether an event says why a pod is gone."""
-    reasons = {"Preempted", *_OF_NODE}
-    return any(_is_of(one, host) and one["reason"] in reasons for one in events)
+    return _why_gone([one for one in events if _is_of(one, host)]) is not None
 
 
 def _node_lost(pod: _Object) -> Verdict:
@@ -593,6 +704,8 @@ def refused(error: Refused, namespace: str, one: _Object) -> SubmitFailed:
     said, what = error.said.rstrip("."), f"{one['kind']} {one['metadata']['name']}"
     cures = {
         "exceeded quota": "Ask for less, or for a larger quota of the namespace",
+        "must specify limits.memory": "Set launcher.resources.memory",
+        "must specify": "Have a LimitRange with defaults made in the namespace",
         "no PriorityClass": "Correct launcher.priority_class; `kubectl get priorityclasses` lists",
         "service account": "Correct launcher.service_account",
         "PodSecurity": "The namespace allows less: no host_path; no root, see [ddl] run_ranks_as",

@@ -100,8 +100,8 @@ def over_since(job: _Object) -> float | None:
     if has_finished(job):
         return finished_at(job)
     kept = annotations_of(job).get(ENDED_BECAUSE)
-    # A Job that was begun fails by itself soon after.
-    if kept and (job.get("operator") or not is_begun(job)):
+    # A Job that was begun fails by itself soon after, unless it is suspended.
+    if kept and (job.get("operator") or job.get("suspended") or not is_begun(job)):
         return float(json.loads(kept)["at"])
     return None
 
@@ -118,7 +118,12 @@ def is_overdue(pod: _Object, now: float) -> bool:
 
 
 def is_alive(pod: _Object) -> bool:
-    """Whether a pod has not ended."""
+    """Whether what we run in a pod has not ended."""
+    return holds_its_place(pod) and not end_of(pod)
+
+
+def holds_its_place(pod: _Object) -> bool:
+    """Whether a pod takes room on its node: also one in which only a container of others runs."""
     return pod["status"].get("phase") not in ("Succeeded", "Failed")
 
 
@@ -179,6 +184,18 @@ def finished_at(job: _Object) -> float:
     """When it did, in unix seconds."""
     condition = condition_of(job, "Complete") or failure_of(job)
     return seconds(condition["lastTransitionTime"])
+
+
+def told_at(event: _Object) -> float:
+    """When an event was told last, in unix seconds; 0 where it does not say."""
+    again = (event.get("series") or {}).get("lastObservedTime")
+    said = again or event.get("lastTimestamp") or event.get("eventTime") or made_at(event)
+    return seconds(said) if said else 0.0
+
+
+def made_at(event: _Object) -> str:
+    """When an event was told first, by the API server's clock; empty where it does not say."""
+    return str(event.get("metadata", {}).get("creationTimestamp") or "")
 
 
 def seconds(said: str) -> float:

@@ -42,7 +42,15 @@ from ddl_airflow.launchers.kubernetes.causes import (
     slim,
     waits_as,
 )
-from ddl_airflow.launchers.kubernetes.facts import is_deleted, over_since
+from ddl_airflow.launchers.kubernetes.facts import (
+    created,
+    is_deleted,
+    made_at,
+    name_in,
+    over_since,
+    seconds,
+    told_at,
+)
 from ddl_airflow.launchers.kubernetes.objects import (
     JOB_ID,
     JOB_LABEL,
@@ -341,11 +349,11 @@ class KubernetesLauncher:
             for handle in asking:
                 found[handle]["events"] = kept[handle][2]
             return
-        events = cluster.list(namespace, "Event")
+        # The server lists them by their names.
+        events = sorted(cluster.list(namespace, "Event"), key=told_at)
         for handle, one in found.items():
             if one["job"]:
-                name = one["job"]["metadata"]["name"]
-                one["events"] = [slim(event) for event in events if _about(event, name)]
+                one["events"] = [slim(event) for event in events if _about(event, one["job"])]
                 kept[handle] = (asking.get(handle, ""), now, one["events"])
 
     def conclude(self, handle: JobHandle, told: Told) -> JobStatus:
@@ -514,8 +522,11 @@ def _is(job: Mapping[str, Any], job_id: str) -> bool:
     return bool(job["metadata"].get("annotations", {}).get(JOB_ID) == job_id)
 
 
-def _about(event: Mapping[str, Any], name: str) -> bool:
-    of = str(event["involvedObject"].get("name", ""))
+def _about(event: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
+    of, name = str(event["involvedObject"].get("name", "")), name_in(job)
+    made = made_at(event)
+    if made and seconds(made) < created(job):
+        return False  # of an earlier one of that name: they are kept for an hour
     return of == name or of.startswith(f"{name}-")
 
 

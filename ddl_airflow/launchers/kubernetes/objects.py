@@ -51,14 +51,21 @@ POD_PROGRAM = Path(__file__).with_name("pod.py")
 
 # What ours are called: Kubeflow Trainer wants a launcher named node.
 CONTAINERS = frozenset(("launcher", "ranks", "node"))
-# Istio's proxy would not end with ours, so that the Job never completes.
-_ALONE = {"sidecar.istio.io/inject": "false"}
+# The proxy of a mesh would not end with ours, so that the Job never completes.
+_ALONE = {"sidecar.istio.io/inject": "false", "kuma.io/sidecar-injection": "disabled"}
+_NOTES = {
+    "linkerd.io/inject": "disabled",
+    "consul.hashicorp.com/connect-inject": "false",
+    # An autoscaler evicts pods to pack nodes closer: a job would begin again each time.
+    "karpenter.sh/do-not-disrupt": "true",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+}
 _PORT = 2222
 _HOSTFILE = "/etc/ddl/hostfile"
 # A pod that JobSet makes of it has 18 letters more, and 63 at most.
 _LONGEST_SLUG = 28
-# What the launcher's pod asks for: ssh, and mpirun without ranks.
-_LAUNCHER_RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}}
+# What the launcher's pod asks for: mpirun without ranks, and two ssh for each worker; in MiB.
+_LAUNCHER_MIB, _FOR_WORKER_MIB = 128, 16
 # A worker that has answered is looked for where it was then: pod.py includes the addresses. A cut
 # link is seen after some 10 s, at either end. Source: what mpirun does without is in
 # docs/kubernetes.md.
@@ -124,6 +131,7 @@ class Wanted:
     user: int
     group: int
     operator: str = "none"
+    image_pull_policy: str = ""
     image_pull_secrets: Sequence[str] = ()
     service_account: str = ""
     node_selector: Mapping[str, str] = field(default_factory=dict)
@@ -242,14 +250,21 @@ def launcher_pod(job: JobSpec, wanted: Wanted) -> dict[str, Any]:
         ),
         "workingDir": str(job.folder),
         "env": [{"name": key, "value": value} for key, value in settings.items()],
-        "resources": _LAUNCHER_RESOURCES,
+        "resources": _for_launcher(job.nodes),
     }
     given = [_from_map(name, "hostfile", "ssh_config", "passwd", "pod.py")]
     given.append(_from_secret(name, "id_ed25519", "known_hosts"))
     return {
-        "metadata": {"labels": _labels(name, "launcher") | _ALONE},
+        "metadata": {"labels": _labels(name, "launcher") | _ALONE, "annotations": dict(_NOTES)},
         "spec": _pod(wanted, container, given),
     }
+
+
+def _for_launcher(workers: int) -> dict[str, Any]:
+    asked = _LAUNCHER_MIB + _FOR_WORKER_MIB * workers
+    # A namespace's quota may want a limit, too.
+    limit = {"memory": f"{4 * asked}Mi"}
+    return {"requests": {"cpu": "100m", "memory": f"{asked}Mi"}, "limits": limit}
 
 
 def worker_pod(job: JobSpec, wanted: Wanted) -> dict[str, Any]:
@@ -269,7 +284,8 @@ def worker_pod(job: JobSpec, wanted: Wanted) -> dict[str, Any]:
     given = [_from_map(name, "sshd_config", "passwd", "pod.py")]
     given.append(_from_secret(name, "ssh_host_ed25519_key", "authorized_keys"))
     pod = _pod(wanted, container, given) | {"affinity": _apart(name)}
-    return {"metadata": {"labels": _labels(name, "worker") | _ALONE}, "spec": pod}
+    about = {"labels": _labels(name, "worker") | _ALONE, "annotations": dict(_NOTES)}
+    return {"metadata": about, "spec": pod}
 
 
 def notes(job: JobSpec, wanted: Wanted) -> dict[str, str]:
@@ -304,7 +320,8 @@ def _launcher(job: JobSpec, wanted: Wanted, name: str) -> dict[str, Any]:
 def _worker(job: JobSpec, wanted: Wanted, name: str, node: int) -> dict[str, Any]:
     template = worker_pod(job, wanted)
     made = object_of(job, "v1", "Pod", worker_name(name, node))
-    made["metadata"]["labels"] |= template["metadata"]["labels"]
+    for kind in ("labels", "annotations"):
+        made["metadata"][kind] |= template["metadata"][kind]
     if wanted.queue:
         made["metadata"]["labels"] |= {QUEUE_LABEL: wanted.queue, _GROUP_LABEL: name}
         # No pod comes in place of one that failed: Kueue is to let go of what has ended.
@@ -353,8 +370,10 @@ def _container(job: JobSpec, wanted: Wanted, name: str) -> dict[str, Any]:
     security: dict[str, Any] = {"allowPrivilegeEscalation": False}
     if wanted.user:
         security["capabilities"] = {"drop": ["ALL"]}
+    policy = {"imagePullPolicy": wanted.image_pull_policy} if wanted.image_pull_policy else {}
     return {
         "image": wanted.image,
+        **policy,
         "envFrom": [{"secretRef": {"name": f"{name}-env"}}],
         "volumeMounts": mounts,
         "securityContext": security,

@@ -87,7 +87,8 @@ class Operator:
     def as_job(self, one: _Object) -> dict[str, Any]:
         """The object as if it were a Job, and ``operator``: what ``causes`` judges."""
         if not self.path:
-            return {**one, "operator": ""}
+            # By Kueue alone, which may manage jobs that name no queue.
+            return {**one, "operator": "", "suspended": one["spec"].get("suspend") is True}
         about = one["metadata"]
         begun = BEGUN in about.get("annotations", {})
         held: Any = one["spec"]

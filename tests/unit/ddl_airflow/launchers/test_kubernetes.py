@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from ddl_airflow.core.connections import AirflowConnection
-from ddl_airflow.core.errors import LaunchError, SubmitFailed
+from ddl_airflow.core.errors import LaunchError, ManifestError, SubmitFailed
 from ddl_airflow.core.job import JobSpec, JobState, StartedJob
 from ddl_airflow.core.manifest.load import load_manifest_text
 from ddl_airflow.core.plan import plan
@@ -36,10 +36,14 @@ from ddl_airflow.launchers.kubernetes.causes import (
     left_over,
     needs_events,
     refused,
+    slim,
+    taken_back,
     why_ended,
 )
+from ddl_airflow.launchers.kubernetes.facts import ENDED_BECAUSE
 from ddl_airflow.launchers.kubernetes.launcher import make_keys
 from ddl_airflow.launchers.kubernetes.objects import completed, name_of
+from ddl_airflow.launchers.kubernetes.operators import OPERATORS
 from ddl_airflow.launchers.registry import launcher
 
 SPEC = JobSpec(
@@ -128,12 +132,30 @@ def test_the_time_limit_begins_when_a_job_may_start():
         assert kept == (None if deadline else "600")  # set when it begins
 
 
-def test_istio_puts_no_container_into_the_pods():
-    """One that does not end with mpirun or the ranks: the Job would never complete."""
-    made = yaml.safe_load_all(full().render(SPEC).script)
+def pods_in(script):
+    """The metadata of each pod, and of each template of one."""
+    made = yaml.safe_load_all(script)
     pods = [one.get("spec", {}).get("template", one) for one in made if "spec" in one]
-    labels = [one["metadata"]["labels"] for one in pods if "containers" in one["spec"]]
-    assert [one.get("sidecar.istio.io/inject") for one in labels] == ["false"] * 3
+    return [one["metadata"] for one in pods if "containers" in one["spec"]]
+
+
+def test_no_mesh_puts_a_container_into_the_pods():
+    """One that does not end with mpirun or the ranks: the Job would never complete."""
+    pods = pods_in(full().render(SPEC).script)
+    assert len(pods) == 3
+    for one in pods:
+        said = one["labels"] | one["annotations"]
+        assert said["sidecar.istio.io/inject"] == "false"
+        assert one["labels"]["kuma.io/sidecar-injection"] == "disabled"
+        assert one["annotations"]["linkerd.io/inject"] == "disabled"
+        assert one["annotations"]["consul.hashicorp.com/connect-inject"] == "false"
+
+
+def test_an_autoscaler_lets_the_pods_end_before_it_takes_their_node():
+    """To pack nodes closer it would end a training again and again."""
+    for one in pods_in(full().render(SPEC).script):
+        assert one["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
+        assert one["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
 
 
 def test_kubernetes_finds_no_variables_in_the_words_of_a_command():
@@ -424,13 +446,23 @@ def job_of(condition="", reason="", at=LONG_AGO, **metadata):
     }
 
 
-def pod_of(number, state=None, *, phase="Running", created=LONG_AGO, conditions=(), **status):
+def pod_of(
+    number,
+    state=None,
+    *,
+    image="trainer:1",
+    phase="Running",
+    created=LONG_AGO,
+    conditions=(),
+    **status,
+):
     name = f"{NAME}-worker-{number}" if number != "launcher" else f"{NAME}-abcde"
     role = "launcher" if number == "launcher" else "worker"
-    about = {"name": name, "labels": {"ddl-airflow/role": role}, "creationTimestamp": created}
+    about = {"name": name, "uid": f"uid-{number}", "labels": {"ddl-airflow/role": role}}
+    about["creationTimestamp"] = created
     if deleted := status.pop("deleted", ""):
         about["deletionTimestamp"] = deleted
-    containers = [{"image": "trainer:1", "state": state or {"running": {"startedAt": LONG_AGO}}}]
+    containers = [{"image": image, "state": state or {"running": {"startedAt": LONG_AGO}}}]
     containers[0]["name"] = "launcher" if role == "launcher" else "ranks"
     said = {"phase": phase, "conditions": list(conditions), "containerStatuses": containers}
     return {"metadata": about, "spec": {"nodeName": f"n{number}"}, "status": said | status}
@@ -446,9 +478,17 @@ def waiting(reason, message=""):
     return {"waiting": {"reason": reason, "message": message}}
 
 
-def event(number, reason, message="it says"):
+def event(number, reason, message="it says", uid=""):
     of = f"{NAME}-abcde" if number == "launcher" else f"{NAME}-worker-{number}"
-    return {"of": of, "reason": reason, "message": message}
+    return {"of": of, "uid": uid or f"uid-{number}", "reason": reason, "message": message}
+
+
+NOT_READY = {"type": "Ready", "status": "False"}
+
+
+def disrupted(reason):
+    said = {"reason": reason, "message": "so it says"}
+    return {"type": "DisruptionTarget", "status": "True", **said}
 
 
 LAUNCHER = pod_of("launcher")
@@ -467,7 +507,12 @@ DONE = [pod_of(0, ended_as(), phase="Failed"), GONE]
             JobState.PREEMPTED,
             "higher priority: by x/y",
         ),
-        (DONE, [event("launcher", "TaintManagerEviction")], JobState.LOST, "its node does not"),
+        (
+            DONE,
+            [event("launcher", "NodeNotReady"), event("launcher", "TaintManagerEviction")],
+            JobState.LOST,
+            "its node does not",
+        ),
         (DONE[:1], [], JobState.PREEMPTED, "worker-1 was deleted while the job ran"),
         (
             DONE[:1],
@@ -475,7 +520,47 @@ DONE = [pod_of(0, ended_as(), phase="Failed"), GONE]
             JobState.PREEMPTED,
             "higher priority: by x/y",
         ),
-        (DONE[:1], [event(1, "TaintManagerEviction")], JobState.LOST, "its node does not answer"),
+        (DONE[:1], [event(1, "NodeNotReady")], JobState.LOST, "its node does not answer"),
+        # Its node was away for a moment, hours ago.
+        (
+            DONE[:1],
+            [event(1, "NodeNotReady"), event(1, "Preempted", "by x/y")],
+            JobState.PREEMPTED,
+            "higher priority: by x/y",
+        ),
+        (
+            DONE[:1],
+            [event(1, "NodeNotReady"), event(1, "Killing")],
+            JobState.PREEMPTED,
+            "its node is being drained, or by hand",
+        ),
+        # A taint of a person or of a cloud.
+        (
+            DONE[:1],
+            [event(1, "TaintManagerEviction")],
+            JobState.PREEMPTED,
+            "its node was given a taint",
+        ),
+        # Of an earlier pod of that name.
+        (
+            [DONE[0], pod_of(1, deleted=AT)],
+            [event(1, "NodeNotReady", uid="another")],
+            JobState.PREEMPTED,
+            "its node is being drained, or by hand",
+        ),
+        *(
+            (
+                [DONE[0], pod_of(1, deleted=AT, conditions=[NOT_READY, disrupted(why)])],
+                [event(1, "NodeNotReady")],
+                state,
+                words,
+            )
+            for why, state, words in (
+                ("PreemptionByScheduler", JobState.PREEMPTED, "higher priority: so it says"),
+                ("EvictionByEvictionAPI", JobState.PREEMPTED, "its node is being drained"),
+                ("DeletionByPodGC", JobState.LOST, "does not answer"),
+            )
+        ),
         (
             [DONE[0], pod_of(1, ended_as(code=143), phase="Failed", deleted=AT)],
             [],
@@ -515,7 +600,7 @@ DONE = [pod_of(0, ended_as(), phase="Failed"), GONE]
             ],
             [],
             JobState.FAILED,
-            "launcher.resources",
+            "Write less to the pod's own disk",
         ),
         (
             [
@@ -530,7 +615,7 @@ DONE = [pod_of(0, ended_as(), phase="Failed"), GONE]
             ],
             [],
             JobState.FAILED,
-            "Ask for as much as it takes",
+            "Raise launcher.resources.memory",
         ),
         (
             [
@@ -546,7 +631,7 @@ DONE = [pod_of(0, ended_as(), phase="Failed"), GONE]
             ],
             [],
             JobState.FAILED,
-            "Ask for as much as it takes",
+            "Raise launcher.resources.memory",
         ),
         (
             # Its containers are being ended: until they have, its status does not say why.
@@ -661,6 +746,100 @@ def test_how_a_container_ended_that_was_put_beside_ours_is_no_word_on_the_ranks(
     killed["status"]["containerStatuses"].insert(0, proxy)
     facts = {"job": job_of("Failed", "BackoffLimitExceeded"), "pods": [DONE[0], killed]}
     assert "launcher.resources.memory" in judged(handle, facts | {"events": []}, NOW).reason
+
+
+LOW = (
+    "The node was low on resource: memory. Threshold quantity: 100Mi, available: 84372Ki. "
+    "Container launcher was using 900Mi, request is 128Mi, has larger consumption of memory. "
+)
+
+
+@pytest.mark.parametrize(
+    ("launcher_pod", "state", "words"),
+    [
+        (
+            pod_of("launcher", ended_as("OOMKilled", 137), phase="Failed"),
+            JobState.LOST,
+            "took more memory than its limit (OOMKilled), which follows from the number of nodes",
+        ),
+        (
+            pod_of("launcher", phase="Failed", reason="Evicted", message=LOW),
+            JobState.PREEMPTED,
+            "was evicted: The node was low on resource: memory.",
+        ),
+    ],
+)
+def test_what_happens_to_mpiruns_pod_is_not_put_down_to_the_workers_resources(
+    handle, launcher_pod, state, words
+):
+    alone = [pod_of(number, ended_as(code=75), phase="Failed") for number in (0, 1)]
+    job = job_of("Failed", "BackoffLimitExceeded")
+    status = judged(handle, {"job": job, "pods": [launcher_pod, *alone], "events": []}, NOW)
+    assert (status.state, status.permanent) == (state, False)
+    assert words in status.reason and "launcher.resources" not in status.reason
+
+
+@pytest.mark.parametrize(
+    ("message", "cure"),
+    [
+        ("Pod ephemeral local storage usage exceeds the total limit", "Write less to the pod's"),
+        (
+            "The node was low on resource: ephemeral-storage. Container ranks was using 4Gi, "
+            "request is 0, has larger consumption of ephemeral-storage.",
+            "Write less to the pod's",
+        ),
+        ("Container ranks was using 4Gi, which exceeds its request of 0.", "resources.memory"),
+    ],
+)
+def test_a_pod_that_was_evicted_says_what_to_change(handle, message, cure):
+    evicted = pod_of(1, phase="Failed", reason="Evicted", message=message)
+    facts = {"job": job_of("Failed"), "pods": [LAUNCHER, DONE[0], evicted], "events": []}
+    status = judged(handle, facts, NOW)
+    assert status.state is JobState.FAILED and cure in status.reason
+
+
+def beside_a_proxy(pod):
+    """A pod with a container of somebody else's that never ends, and holds it."""
+    proxy = {"name": "proxy", "state": {"running": {"startedAt": LONG_AGO}}}
+    pod["status"]["containerStatuses"].append(proxy)
+    return pod
+
+
+@pytest.mark.parametrize("just_now", [False, True])
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_job_whose_pods_are_held_by_a_container_beside_ours_ends(handle, saved, just_now):
+    """Its Job would never complete, and its workers would hold their GPUs."""
+    done = ended_as("Completed", 0, at=AT if just_now else LONG_AGO)
+    long_done = ended_as("Completed", 0)  # the workers end first
+    launcher_pod = beside_a_proxy(pod_of("launcher", done))
+    workers = [beside_a_proxy(pod_of(number, long_done)) for number in (0, 1)]
+    facts = {"job": job_of(), "pods": [launcher_pod, *workers], "events": []}
+    assert needs_events(facts["job"], facts["pods"])
+    verdict = dead(facts, NOW)
+    assert (verdict is None) is just_now
+    if just_now:  # it may end by itself
+        return
+    if saved:
+        all_save(handle)
+    else:
+        for rank in range(2):
+            record = {"rank": rank, "host": f"w{rank}", "ended": 1.0, "exit_code": 0}
+            (handle.record_dir / f"rank-{rank}.json").write_text(json.dumps(record))
+    notes = {ENDED_BECAUSE: verdict.dump(NOW)}
+    facts["job"] = job_of("Failed", "DeadlineExceeded", at=AT, annotations=notes)
+    # Whoever looks at it does so until the workers, too, are let go.
+    assert judged(handle, facts, NOW).state is JobState.RUNNING
+    assert left_over(facts, NOW + 10) == workers
+    expected = JobState.PREEMPTED if saved else JobState.SUCCEEDED
+    assert judged(handle, facts, NOW + 10).state is expected
+
+
+def test_a_rank_that_was_killed_beside_a_container_that_runs_on_ends_the_job(handle):
+    killed = beside_a_proxy(pod_of(1, ended_as("OOMKilled", 137)))
+    launcher_pod = beside_a_proxy(pod_of("launcher", ended_as()))
+    pods = [launcher_pod, beside_a_proxy(pod_of(0, ended_as())), killed]
+    verdict = dead({"job": job_of(), "pods": pods, "events": []}, NOW)
+    assert verdict.state is JobState.FAILED and "launcher.resources.memory" in verdict.reason
 
 
 def test_a_job_that_saved_before_it_made_room_goes_on_from_there(handle):
@@ -797,6 +976,24 @@ def test_kueue_lets_pods_go_that_have_ended_in_whatever_way():
     assert notes == ["false"] * SPEC.nodes
 
 
+def test_a_job_that_kueue_holds_says_so_and_one_that_it_takes_back_ends(handle):
+    """As where it manages jobs that name no queue."""
+    job = {**job_of(), "spec": {"parallelism": 1, "suspend": True}}
+    job = slim(OPERATORS["none"].as_job(job))
+    workers = [pod_of(0), pod_of(1)]
+    facts = {"job": job, "pods": workers, "events": []}
+    status = judged(handle, facts, NOW)
+    assert (status.state, status.reason) == (JobState.PENDING, "waits in Kueue's queue.")
+    assert taken_back(handle, job) is None
+    (handle.record_dir / "rank-0.json").write_text('{"rank": 0, "host": "h"}')
+    verdict = taken_back(handle, job)
+    assert verdict.state is JobState.PREEMPTED
+    # A deadline is none for a Job that is suspended: it does not fail by that.
+    job["metadata"]["annotations"][ENDED_BECAUSE] = verdict.dump(NOW - 60)
+    assert judged(handle, facts, NOW).state is JobState.PREEMPTED
+    assert left_over(facts, NOW) == workers
+
+
 def unschedulable(said, reason="Unschedulable"):
     return [{"type": "PodScheduled", "status": "False", "reason": reason, "message": said}]
 
@@ -842,11 +1039,30 @@ def unschedulable(said, reason="Unschedulable"):
             JobState.FAILED,
             "launcher.image_pull_secrets",
         ),
+        # A large image, on its way for an hour.
         (
-            pod_of(1, waiting("ErrImagePull", "connection refused"), phase="Pending"),
+            pod_of(1, waiting("ContainerCreating"), phase="Pending"),
+            [event(1, "Failed", "Failed to pull image: timeout"), event(1, "Pulling", "Pulling x")],
+            JobState.PENDING,
+            "is being made: Pulling x.",
+        ),
+        (
+            pod_of(1, waiting("ImagePullBackOff", "Back-off"), phase="Pending", created=AT),
+            [event(1, "Failed", "Failed to pull image: lookup r.example.com: no such host")],
+            JobState.PENDING,
+            "no such host",
+        ),
+        (
+            pod_of(
+                1,
+                waiting("ErrImagePull", 'of "r/denied-not found:1": r/denied:1: refused'),
+                image="r/denied:1",
+                phase="Pending",
+                created=AT,
+            ),
             [],
-            JobState.FAILED,
-            "so for 600 s (launcher.start_timeout)",
+            JobState.PENDING,
+            "cannot be pulled (ErrImagePull)",
         ),
         (
             pod_of(1, waiting("InvalidImageName", "x"), phase="Pending", created=AT),
@@ -877,6 +1093,72 @@ def test_a_job_that_waits_says_for_what(handle, pod, events, state, words):
     assert words in status.reason
 
 
+@pytest.mark.parametrize(
+    ("pod", "asked"),
+    [
+        (pod_of(1, waiting("ErrImagePull", "connection refused"), phase="Pending"), False),
+        (pod_of(1, waiting("ContainerCreating"), phase="Pending"), True),
+        (pod_of(1, phase="Pending", conditions=unschedulable("0/9 nodes")), True),
+        (pod_of(1, phase="Pending", conditions=unschedulable("", "SchedulingGated")), True),
+    ],
+    ids=["a registry", "a pull", "room", "Kueue"],
+)
+def test_what_takes_too_long_to_come_may_come_at_another_try(handle, pod, asked):
+    notes = {"ddl-airflow/start-timeout-s": "600"} if asked else {}
+    events = [event(1, "Pulling", "Pulling x")]
+    facts = {"job": job_of(annotations=notes), "pods": [LAUNCHER, pod_of(0), pod]}
+    facts["events"] = events if asked else []
+    status = judged(handle, facts, NOW)
+    assert (status.state, status.permanent) == (JobState.FAILED, False)
+    assert "so for 600 s (launcher.start_timeout)" in status.reason
+
+
+def test_workers_that_hold_nodes_while_others_wait_for_room_are_told(handle):
+    """Two jobs may wait so for each other, for ever."""
+    waits = pod_of(1, phase="Pending", conditions=unschedulable("0/3 nodes: 3 Insufficient cpu."))
+    del waits["spec"]["nodeName"]
+    facts = {"job": job_of(), "pods": [LAUNCHER, pod_of(0), waits], "events": []}
+    status = judged(handle, facts, NOW)
+    assert status.state is JobState.PENDING
+    assert "1 of 2 workers hold their nodes meanwhile: set launcher.start_timeout" in status.reason
+    facts["job"] = job_of(annotations={"ddl-airflow/start-timeout-s": "7200"})
+    assert "meanwhile" not in judged(handle, facts, NOW).reason
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        (("docker.io/t@sha256:aa", "docker.io/t@sha256:bb"), True),
+        (("docker-pullable://t@sha256:aa", "docker.io/t@sha256:aa"), False),
+        (("docker.io/t@sha256:aa", "sha256:cc"), False),  # of a node that has it by other ways
+        (("docker.io/t@sha256:aa", ""), False),
+    ],
+)
+def test_workers_that_run_different_images_under_one_tag_are_told(handle, ids, told):
+    """One node has had the tag for long, and the other pulled it today."""
+    workers = [pod_of(0), pod_of(1)]
+    for pod, one in zip(workers, ids, strict=True):
+        pod["status"]["containerStatuses"][0]["imageID"] = one
+    facts = {"job": job_of(), "pods": [LAUNCHER, *workers], "events": []}
+    status = judged(handle, facts, NOW)
+    words = ". Its workers have different images under trainer:1 (sha256:aa, sha256:bb)"
+    assert status.state is JobState.RUNNING and (words in status.reason) is told
+    assert told or status.reason == "on n0, n1"
+
+
+def test_an_image_may_be_asked_for_at_each_start():
+    made = KubernetesLauncher(**SETTINGS, image_pull_policy="Always").render(SPEC).script
+    assert made.count("imagePullPolicy: Always") == 1 + SPEC.nodes
+    assert "imagePullPolicy" not in KubernetesLauncher(**SETTINGS).render(SPEC).script
+    text = MANIFEST.replace(
+        "image_pull_secrets:", "image_pull_policy: Always\n  image_pull_secrets:"
+    )
+    steps = plan(load_manifest_text(text, "m.yml"), Path("m.yml"))
+    assert steps.train.scheduler["image_pull_policy"] == "Always"
+    with pytest.raises(ManifestError, match=r"launcher\.image_pull_policy"):
+        load_manifest_text(text.replace("Always", "Sometimes"), "m.yml")
+
+
 def test_a_pod_that_waited_long_for_its_node_has_time_to_start(handle):
     has_node = {"type": "PodScheduled", "status": "True", "lastTransitionTime": AT}
     pod = pod_of(0, waiting("ContainerCreating"), phase="Pending", conditions=[has_node])
@@ -886,9 +1168,42 @@ def test_a_pod_that_waited_long_for_its_node_has_time_to_start(handle):
 
 def test_a_job_waits_for_its_quota(handle):
     made = {"of": NAME, "reason": "FailedCreate", "message": "exceeded quota"}
-    facts = {"job": job_of(), "pods": [pod_of(0), pod_of(1)], "events": [made]}
+    facts = {"job": job_of(creationTimestamp=AT), "pods": [pod_of(0), pod_of(1)], "events": [made]}
     status = judged(handle, facts, NOW)
     assert (status.state, status.reason) == (JobState.PENDING, "waits to be made: exceeded quota")
+
+
+NO_LIMIT = 'Error creating: pods "x" is forbidden: failed quota: q: must specify limits.memory'
+
+
+@pytest.mark.parametrize(
+    ("said", "passed_s", "state", "permanent", "words"),
+    [
+        (NO_LIMIT, 0, JobState.FAILED, True, f"will not start: {NO_LIMIT}."),
+        ('pods "x" is forbidden: exceeded quota: q', 0, JobState.PENDING, False, "to be made: "),
+        ('pods "x" is forbidden: exceeded quota: q', 599, JobState.FAILED, False, "after 600 s"),
+        ("failed calling webhook: no endpoints", 0, JobState.PENDING, False, "to be made: "),
+        ("failed calling webhook: no endpoints", 599, JobState.FAILED, False, "no endpoints"),
+        ("", 599, JobState.FAILED, False, "launcher's pod is not made after 600 s"),
+    ],
+)
+def test_workers_do_not_wait_for_ever_for_a_launcher_that_is_not_made(
+    handle, said, passed_s, state, permanent, words
+):
+    """They hold their GPUs meanwhile."""
+    events = [{"of": NAME, "reason": "FailedCreate", "message": said}] if said else []
+    workers = [pod_of(0), pod_of(1)]
+    facts = {"job": job_of(creationTimestamp=AT), "pods": workers, "events": events}
+    status = judged(handle, facts, NOW + passed_s)
+    assert (status.state, status.permanent) == (state, permanent)
+    assert words in status.reason and said in status.reason
+
+
+def test_a_launcher_has_limits_which_a_quota_may_ask_for():
+    made = list(yaml.safe_load_all(full().render(SPEC).script))
+    (job,) = (one for one in made if one["kind"] == "Job")
+    resources = job["spec"]["template"]["spec"]["containers"][0]["resources"]
+    assert set(resources["limits"]) >= {"memory"}
 
 
 def test_a_launcher_that_a_quota_holds_back_holds_its_workers_no_longer_than_start_timeout(handle):
@@ -899,7 +1214,7 @@ def test_a_launcher_that_a_quota_holds_back_holds_its_workers_no_longer_than_sta
     # Kubernetes keeps an event for an hour, and what cannot be made is tried ever more seldom.
     facts = {"job": patient, "pods": workers, "events": []}
     status = judged(handle, facts, NOW)
-    assert (status.state, status.permanent) == (JobState.FAILED, True)
+    assert (status.state, status.permanent) == (JobState.FAILED, False)
     assert "launcher's pod is not made after 600 s (launcher.start_timeout)" in status.reason
     facts["events"] = [{"of": NAME, "reason": "FailedCreate", "message": "exceeded quota"}]
     assert "will not start: exceeded quota" in judged(handle, facts, NOW).reason
@@ -968,6 +1283,8 @@ def test_a_worker_that_lost_its_launcher_names_the_launchers_node():
             "docs/kubernetes.md",
             False,
         ),
+        (403, 'pods "x" is forbidden: must specify limits.memory', "resources.memory", False),
+        (403, 'pods "x" is forbidden: must specify limits.cpu', "LimitRange", False),
         (404, 'namespaces "none" not found', "launcher.namespace", False),
         (403, 'pods "x" is forbidden: violates PodSecurity "restricted"', "run_ranks_as", False),
         (422, "Pod is invalid: spec", "", False),

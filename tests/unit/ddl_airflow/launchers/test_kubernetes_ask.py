@@ -263,6 +263,33 @@ def test_events_are_asked_for_now_and_then_while_a_job_only_waits(server, handle
     assert listed.count("Event") == 5
 
 
+def test_events_are_in_the_order_of_their_times(server, handle_of):
+    """The server lists them by their names, and those of an earlier job of that name, too."""
+    name = server.job("one/train-1", workers=0)
+    server.objects["Job"][0]["status"]["conditions"] = [
+        {"type": "Failed", "status": "True", "lastTransitionTime": ago(40)}
+    ]
+
+    def add(reason: str, made_s: float, **times: object) -> None:
+        of = {"name": f"{name}-worker-0", "uid": "u"}
+        one = {"involvedObject": of, "reason": reason, "message": f"{reason} it says"}
+        about = {"creationTimestamp": ago(made_s)}
+        server.objects["Event"].append({"metadata": about, **one, **times})
+
+    launcher, handle = KubernetesLauncher(), handle_of("one/train-1")
+    add("Preempted", 90, eventTime=ago(90))  # the job is 60 s old
+    add("Killing", 45, lastTimestamp=ago(45))
+    add("NodeNotReady", 50, lastTimestamp=ago(50))
+    status = launcher.status(handle)
+    assert status.state is JobState.PREEMPTED and "is being drained" in status.reason
+    # As the scheduler tells them; one that was told again has the time of the last.
+    add("NodeNotReady", 55, lastTimestamp=None, series={"lastObservedTime": ago(42)})
+    assert launcher.status(handle).state is JobState.LOST
+    add("Preempted", 44, lastTimestamp=None, eventTime=ago(44).replace("Z", ".123456Z"))
+    status = launcher.status(handle)
+    assert status.state is JobState.PREEMPTED and "Preempted it says" in status.reason
+
+
 def waits_to_begin(server, **notes: str) -> str:
     """A job with one worker whose time has come."""
     name = server.job("one/train-1", workers=0, parallelism=0)

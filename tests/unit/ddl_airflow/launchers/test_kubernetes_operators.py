@@ -275,7 +275,7 @@ def test_pods_that_are_not_made_yet_are_not_gone(handle, operator):
     assert (nothing.state, "Does it run?" in nothing.reason) == (JobState.PENDING, True)
     patient = job_of(operator, **{"ddl-airflow/start-timeout-s": "60"})
     status = judged(handle, facts_of(patient), NOW)
-    assert (status.state, status.permanent) == (JobState.FAILED, True)
+    assert (status.state, status.permanent) == (JobState.FAILED, False)  # it may be back
 
 
 @either

@@ -117,6 +117,12 @@ class Kubernetes(Launcher):
         description="Namespace of the pods; by default the context's.",
         examples=["vision"],
     )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
+        default=None,
+        description="Whether nodes ask the registry at each start what the image's tag means; by "
+        "default they do for the tag latest alone, and else take the image that they have.",
+        examples=["Always"],
+    )
     image_pull_secrets: tuple[Text, ...] | None = Field(
         default=None,
         description="Names of the namespace's secrets that the image is pulled with.",
@@ -153,7 +159,7 @@ class Kubernetes(Launcher):
     start_timeout: Duration | None = Field(
         default=None,
         description="How long the pods may take to run, the wait for room among it. By default "
-        "they wait for room for ever, and 10m for the rest.",
+        "they wait for room, and while a node pulls the image, for ever, and 10m for the rest.",
         examples=["30m"],
     )
     time_limit: Duration | None = Field(
