@@ -602,7 +602,7 @@ def _is(blob: Path, facts: _Facts, piece: int) -> bool:
         with open(blob, "rb", buffering=0, opener=_unnoticed) as file:
             file.seek(piece * facts.piece_size)
             return _digest(file, facts) == facts.pieces[piece]
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # or a digest that only a later version knows
         return False
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
+
+from ddl_airflow.core.errors import ConnectionInvalid
 
 # As S3 calls them in lower case, the best first of those that are quick.
 CRCS = ("crc64nvme", "crc32c", "crc32")
 OF_S3 = ("sha256", *CRCS, "sha1")
 HASHES = ("md5", "sha1", "sha256")
+DIGITS = {"sha256": 64, "crc64nvme": 16, "crc32c": 8, "crc32": 8, "sha1": 40}  # in hex
 OF_PIECES = "crc64nvme"  # where nobody asks for another one
 
 
@@ -35,10 +38,19 @@ def _crc(algorithm: str) -> Callable[[bytes | memoryview, int], int]:
     """Goes on with the CRC of the bytes before."""
     if algorithm == "crc32":
         return zlib.crc32  # twice as fast as awscrt's
-    from awscrt import checksums  # only who transfers needs it
-
-    found: Callable[[bytes | memoryview, int], int] = getattr(checksums, algorithm)
+    found: Callable[[bytes | memoryview, int], int] = getattr(_by_simd(), algorithm)
     return found
+
+
+def _by_simd() -> Any:
+    try:
+        from awscrt import checksums  # only who transfers needs it
+    except ImportError as error:
+        raise ConnectionInvalid(
+            f"Checksums of data need the package awscrt, which cannot be imported: {error}. "
+            "Install it where tasks run: pip install awscrt."
+        ) from error
+    return checksums
 
 
 class _Crc:
@@ -72,9 +84,7 @@ def hex_of(algorithm: str, content: bytes | memoryview) -> str:
 
 def joined(algorithm: str, parts: Sequence[bytes], sizes: Sequence[int]) -> bytes:
     """The CRC of bytes, made of those of their parts, and the bytes that each part has."""
-    from awscrt import checksums
-
-    join, value = getattr(checksums, f"combine_{algorithm}"), 0
+    join, value = getattr(_by_simd(), f"combine_{algorithm}"), 0
     for part, size in zip(parts, sizes, strict=True):
         value = join(value, int.from_bytes(part, "big"), size)
     return int(value).to_bytes(len(parts[0]), "big")

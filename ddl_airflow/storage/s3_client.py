@@ -50,6 +50,7 @@ _PASSING = {
 _FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "507"}
 _CORRUPT = {"BadDigest", "InvalidDigest", "PreconditionFailed", "412"}
 _CORRUPT |= {"XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
+_OF_PARTS = {"EntityTooLarge", "EntityTooSmall", "InvalidPart", "InvalidPartOrder"}
 _INVALID = {
     "AuthorizationHeaderMalformed",
     "IllegalLocationConstraintException",
@@ -456,7 +457,8 @@ def refuses(error: Any) -> bool:
 def refuses_sums(error: Any) -> bool:
     """Whether botocore's ClientError may say that the service takes no checksums."""
     code = error.response.get("Error", {}).get("Code")
-    return _status(error) in (400, 501) and code not in _PASSING | _CORRUPT | _DENIED
+    known = _PASSING | _CORRUPT | _DENIED | _OF_PARTS
+    return _status(error) in (400, 501) and code not in known
 
 
 def _status(error: Any) -> int:

@@ -5,7 +5,8 @@ that with what came and answers with what it stored; and by SHA-256 for the file
 must be the one that the record has. So what is stored is the file that was meant, or nothing.
 
 The service gets an MD5; or a CRC, which takes far less time, once it has shown that it compares it,
-and has refused a byte with a wrong one: who only answers what was sent has compared nothing. It is
+and has refused bytes with a wrong one: who only answers what was sent has compared nothing. That is
+found out at the first upload in parts of a process. It is
 CRC64NVME, which Amazon keeps of every object, and makes of those of parts.
 
 What a killed process left of the same file is taken. A part that is there is not sent; of a whole
@@ -51,9 +52,9 @@ PARTS_AT_ONCE = 4  # of one file; more only wait for each other
 _BEGINNINGS = 4  # of one object, which others end
 _MOST_LOOKED_AT = 10  # whole objects of the same key and size, the newest
 _LEAST_COPY = 64 * 1024  # bytes; what is smaller is sent as fast
-_LEAST_TRIED = CHUNK  # bytes of a file that is worth three requests, once, to save its MD5
 _MD5, _CRC = "md5", "crc64nvme"
 _CRC_SAID = f"Checksum{_CRC.upper()}"
+_DIFFERS = ("BadDigest", "XAmzContentChecksumMismatch")  # a service's words for a wrong one
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -180,10 +181,7 @@ class S3Target:
                 if not _fill(file, 0, body) or hashlib.sha256(body).hexdigest() != sha256:
                     raise self._changed(path)
                 etag = self._copied_whole(left, body, sha256, advance)
-                if not etag:
-                    if self._size >= _LEAST_TRIED:
-                        self._try_sums(sha256)
-                    etag = self._put(body, sha256, advance)
+                etag = etag or self._put(body, sha256, advance)
             advance(self._size)
             return etag, self._size
 
@@ -342,39 +340,52 @@ class S3Target:
                 if begun.by == _MD5:  # it knows of no other digest
                     self._sums.refused()
                     return begun
-                if self._sums.checks is None:
-                    self._sums.checks = self._refuses_what_is_wrong(begun)
+                with self._sums.trying:
+                    if self._sums.checks is None:
+                        self._sums.checks = self._compares(begun)
                 if self._sums.checks:
                     return begun
                 self._abort(begun)
         return self._begin_by(_MD5, sha256)
 
-    def _refuses_what_is_wrong(self, begun: _Begun) -> bool:
-        """Whether the service compares a byte with its CRC. If not, the upload is spoilt."""
+    def _compares(self, begun: _Begun) -> bool:
+        """Whether the service refuses bytes with a wrong CRC, and those alone. If not, the upload
+        is spoilt; else its first part is to come again.
+        """
+        body = b"wrong"
+        right = _digest(_CRC, memoryview(body))
+
+        def send(crc: bytes) -> Any:
+            with self._errors(0):
+                return self._client.upload_part(
+                    **self._name,
+                    UploadId=begun.id,
+                    PartNumber=1,
+                    Body=body,
+                    **_said(_CRC, crc),
+                )
+
         with suppress(StagingError):
             try:
-                with self._errors(0):
-                    self._client.upload_part(
-                        **self._name,
-                        UploadId=begun.id,
-                        PartNumber=1,
-                        Body=b"wrong",
-                        **_said(_CRC, bytes(8)),
-                    )
-            except TransferCorrupt:
-                return True
+                send(bytes(len(right)))
+            except TransferCorrupt as error:
+                if code_of(error) in _DIFFERS:
+                    return bool(send(right).get(_CRC_SAID) == _written(_CRC, right))
         return False
 
     def _try_sums(self, sha256: str) -> None:
-        """Finds out whether the service compares CRCs, by an upload that comes to nothing."""
-        if self._sums.checks is None and self._sums.trying.acquire(blocking=False):
+        """Finds out whether the service compares CRCs, by an upload that comes to nothing. Others
+        wait: what they have to send depends on it.
+        """
+        with self._sums.trying:
+            if self._sums.checks is not None:
+                return
             try:
                 self._abort(self._begin(sha256, by=_CRC))
             except StagingError as error:
                 _log.info("%s MD5 goes with what is sent", error)
                 self._sums.checks = False
             finally:
-                self._sums.trying.release()
                 self._sweep()
 
     def _begin_by(self, by: str, sha256: str) -> _Begun:

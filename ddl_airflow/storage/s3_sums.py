@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ddl_airflow.storage import checksums
-from ddl_airflow.storage.checksums import OF_S3
+from ddl_airflow.storage.checksums import DIGITS, OF_S3
 from ddl_airflow.storage.s3_client import refuses, refuses_sums
 
 T = TypeVar("T")
@@ -41,7 +40,7 @@ class Sums:
     bucket: str
     tells: bool | None = None
     checks: bool | None = None
-    trying: threading.Lock = field(default_factory=threading.Lock)
+    trying: threading.RLock = field(default_factory=threading.RLock)
 
     def told(self, ask: Callable[[dict[str, str]], T]) -> T:
         """An answer with the checksums of an object; without, of a service that refuses to tell.
@@ -102,11 +101,13 @@ def told_sums(answer: Mapping[str, Any]) -> dict[str, str]:
     parts = str(answer.get("ETag", "")).strip('"').partition("-")[2]
     for algorithm in OF_S3:
         said, _, count = str(answer.get(f"Checksum{algorithm.upper()}", "")).partition("-")
+        if not said:
+            continue
         try:
             value = base64.b64decode(said, validate=True).hex()
         except (binascii.Error, ValueError):
             continue
-        if len(value) != len(checksums.hex_of(algorithm, b"")):
+        if len(value) != DIGITS[algorithm]:
             continue
         kind = answer.get("ChecksumType", "COMPOSITE" if count else "")
         if kind == "COMPOSITE":
