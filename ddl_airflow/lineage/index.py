@@ -424,7 +424,9 @@ def _by_own_names(store: ObjectStore, known: dict[str, Summary]) -> dict[str, Su
     own = {name: one for name, one in known.items() if name.partition("/")[0] not in links}
     for name in known.keys() - own.keys():
         its = own_name(store, name)
-        own.setdefault(its, known[name] | {"publication": its})
+        # The link may lead elsewhere by now, where there never was such a publication.
+        if its not in own and any(store.exists(f"{its}/{mark}") for mark in (SUCCESS, RETIRED)):
+            own[its] = known[name] | {"publication": its}
     return own
 
 

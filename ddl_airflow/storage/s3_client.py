@@ -251,16 +251,25 @@ def s3_client(
     config = s3_config(endpoint_url, settings)
     with s3_errors("s3", endpoint_url or "AWS", said=said):
         # A session of its own: building clients from the shared one is not safe in threads.
-        client = boto3.session.Session().client(
-            "s3",
-            endpoint_url=endpoint_url,
-            aws_access_key_id=access_key_id,
-            aws_secret_access_key=secret_access_key,
-            aws_session_token=session_token,
-            region_name=region_name,
-            verify=ca_bundle,
-            config=config,
-        )
+        session = boto3.session.Session()
+        try:
+            client = session.client(
+                "s3",
+                endpoint_url=endpoint_url,
+                aws_access_key_id=access_key_id,
+                aws_secret_access_key=secret_access_key,
+                aws_session_token=session_token,
+                region_name=region_name,
+                verify=ca_bundle,
+                config=config,
+            )
+        except ValueError as error:
+            if endpoint_url is not None or "Invalid endpoint" not in str(error):
+                raise
+            raise ConnectionInvalid(  # without its words, which may have a password
+                "the endpoint of the environment (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or the "
+                "profile) is no URL. Write https://host or https://host:port there."
+            ) from None
     return with_settings(client, settings)
 
 

@@ -129,6 +129,21 @@ def test_what_an_earlier_version_counted_by_a_link_as_well_counts_once(store):
         assert sorted(index._read_index(store)[0]) == sorted(known(store))
 
 
+def test_what_was_counted_by_a_link_that_was_turned_since_is_nowhere_else(store):
+    for number in (1, 2):
+        publish(store, number)
+    (link := store.path / "current").symlink_to("digits-1")
+    read_index(store)
+    of_then, version = index._read_index(store)
+    by_link = place(1).replace("digits-1", "current")
+    of_then[by_link] = of_then[place(1)] | {"publication": by_link}
+    index._write(store, of_then, version, [])
+    link.unlink()
+    link.symlink_to("digits-2")
+    assert sorted(known(store)) == [place(1), place(2)]
+    assert not lost(store).gone
+
+
 def test_a_removed_one_is_known_as_that(store):
     publish(store, 1)
     read_index(store)

@@ -193,6 +193,11 @@ def test_the_environments_endpoint_is_the_one_that_boto3_finds(
         with pytest.raises(ConnectionInvalid, match="holds credentials") as refused:
             opens()
         assert "planted" not in str(refused.value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "planted:planted@localhost")
+    for opens in (lambda: by_aws({}, **keys), lambda: open_by_environment("s3://bucket/c")):
+        with pytest.raises(ConnectionInvalid, match="AWS_ENDPOINT_URL_S3.*is no URL") as refused:
+            opens()
+        assert "planted" not in str(refused.value) and refused.value.__cause__ is None
 
 
 @pytest.fixture
