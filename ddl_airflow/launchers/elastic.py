@@ -44,8 +44,9 @@ _STEP = re.compile(
     r"(?:(?:checkpoint|ckpt|epoch|iter(?:ation)?|model|preempted|step|weights)[-_=.]?)?\d{1,7}",
     re.IGNORECASE,
 )
-# TensorFlow's, with the step in its name.
-_OF_STEP = re.compile(r".*-\d+\.(?:index|meta|data-\d+-of-\d+)")
+# As TensorFlow's sessions and Estimators save a step. Another name with a number may be one that is
+# written over, such as resnet-50.index.
+_OF_STEP = re.compile(r"model\.ckpt-\d+\.(?:index|meta|data-\d+-of-\d+)")
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 # A job that was ended may take a moment to be gone.
 _LOCK_S = 5.0

@@ -89,13 +89,22 @@ class Transform(ScriptTry[TransformStep]):
         moved = sorted(model.parent.glob(f"{model.name}.of-training*"))
         if not trained["wrote_model"]:
             self._remove([model, *moved])
-        elif trained.get("wrote_saved_model", True) or not (model / _SAVED_MODEL).is_file():
+        elif trained.get("wrote_saved_model", True):
             return  # what is there may be the training's
-        elif moved:
+        elif moved:  # also by a try that was killed in between
             self._remove([model])
-            moved[0].rename(model)
-        else:
+            self._bring_back(moved[0])
+        elif (model / _SAVED_MODEL).is_file():
             self._remove([model / _SAVED_MODEL])
+
+    def _bring_back(self, moved: Path) -> None:
+        """What the training wrote into ``model``."""
+        try:
+            moved.rename(self.layout.model)
+        except PermissionError:  # as ``_remove``
+            words = ["mv", "-T", str(moved), str(self.layout.model)]
+            name = f"bring-back-{self.context.try_number}"
+            self.run_once(name, shlex.join(words), self.layout.logs / "bring-back", {})
 
     def _remove(self, paths: list[Path]) -> None:
         for path in paths:

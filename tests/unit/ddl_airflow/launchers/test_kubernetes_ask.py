@@ -534,12 +534,8 @@ class Other(BaseHTTPRequestHandler):
 )
 def test_other_json_in_place_of_an_answer_is_none(tmp_path, monkeypatch, said):
     """As of a gateway; a KeyError of it ended the watching of all jobs, of other clusters too."""
-    monkeypatch.delenv("HTTP_PROXY", raising=False)
-    monkeypatch.delenv("http_proxy", raising=False)
-    with listing(Other) as one:
+    with named(Other, tmp_path, monkeypatch) as one:
         one.lists["said"] = said  # type: ignore[attr-defined]
-        (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig_of("one", one=(one, "vision"))))
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
         cluster = Cluster()
         asked = [lambda: cluster.list("vision", "Job"), lambda: cluster.read("vision", "Job", "a")]
         if "resources" in said:
@@ -567,11 +563,7 @@ class Absent(BaseHTTPRequestHandler):
 @pytest.fixture
 def absent(tmp_path, monkeypatch) -> Iterator[HTTPServer]:
     """A server that has nothing, which the kubeconfig names."""
-    monkeypatch.delenv("HTTP_PROXY", raising=False)
-    monkeypatch.delenv("http_proxy", raising=False)
-    with listing(Absent) as one:
-        (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig_of("one", one=(one, "vision"))))
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    with named(Absent, tmp_path, monkeypatch) as one:
         yield one
 
 
@@ -624,12 +616,8 @@ class Paged(BaseHTTPRequestHandler):
 def test_a_list_of_which_the_server_forgot_the_rest_is_asked_for_anew(
     tmp_path, monkeypatch, forgotten
 ):
-    monkeypatch.delenv("HTTP_PROXY", raising=False)
-    monkeypatch.delenv("http_proxy", raising=False)
-    with listing(Paged) as one:
+    with named(Paged, tmp_path, monkeypatch) as one:
         one.lists["forgotten"] = forgotten  # type: ignore[attr-defined]
-        (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig_of("one", one=(one, "vision"))))
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
         if forgotten == 1:
             found = Cluster().list("vision", "Pod")
             assert [pod["metadata"]["name"] for pod in found] == ["a", "b"]
@@ -676,6 +664,19 @@ def kubeconfig_of(current: str, **contexts: tuple[HTTPServer, str]) -> dict:
         about["clusters"].append({"name": name, "cluster": server})
         about["users"].append({"name": name, "user": {"token": "t"}})
     return about
+
+
+@contextmanager
+def named(
+    answers: type[BaseHTTPRequestHandler], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[HTTPServer]:
+    """A server that the kubeconfig names."""
+    monkeypatch.delenv("HTTP_PROXY", raising=False)
+    monkeypatch.delenv("http_proxy", raising=False)
+    with listing(answers) as one:
+        (folder / "kubeconfig").write_text(json.dumps(kubeconfig_of("one", one=(one, "vision"))))
+        monkeypatch.setenv("KUBECONFIG", str(folder / "kubeconfig"))
+        yield one
 
 
 def test_a_token_that_no_request_can_have_is_told_and_not_shown(monkeypatch):

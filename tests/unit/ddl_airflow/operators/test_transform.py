@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import textwrap
+from pathlib import Path
 
 import pytest
 from airflow.sdk import DAG
@@ -80,7 +81,11 @@ def test_a_model_of_an_earlier_try_is_not_taken_for_this_ones(
     assert not any(map(os.path.lexists, (layout.model, *besides)))
 
 
-@pytest.mark.parametrize("moved", [True, False])
+def refuse(*_):
+    raise PermissionError
+
+
+@pytest.mark.parametrize("moved", [True, False, "by a try that was killed", "by another user"])
 def test_an_earlier_model_is_not_taken_where_the_training_has_other_files_there(
     transform, layout, context_of, monkeypatch, moved
 ):
@@ -91,7 +96,12 @@ def test_an_earlier_model_is_not_taken_where_the_training_has_other_files_there(
     for folder in {layout.model, of_training}:
         folder.mkdir()
     (of_training / "vocabulary.txt").touch()
-    (layout.model / "saved_model.pb").write_text("of the try before")
+    if moved == "by a try that was killed":  # while it removed what it had made
+        (layout.model / "variables").mkdir()
+    else:
+        (layout.model / "saved_model.pb").write_text("of the try before")
+    if moved == "by another user":
+        monkeypatch.setattr(Path, "rename", refuse)
     taken = []
     monkeypatch.setattr(
         Transform,

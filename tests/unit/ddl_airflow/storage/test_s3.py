@@ -19,7 +19,6 @@ import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.credentials import RefreshableCredentials
 from botocore.stub import Stubber
-from moto.server import ThreadedMotoServer
 
 from ddl_airflow.core.errors import (
     AccessDenied,
@@ -48,15 +47,11 @@ def ignore(nbytes):
 
 
 @pytest.fixture(scope="module")
-def client():
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    client = s3_client(f"http://{host}:{port}", "key", "secret", "us-east-1")
+def client(endpoint_url):
+    client = s3_client(endpoint_url, "key", "secret", "us-east-1")
     client.create_bucket(Bucket="bucket")
     yield client
     client.close()
-    server.stop()
 
 
 def upload_parts(client, key, parts):

@@ -17,7 +17,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import boto3
 import pytest
 from botocore.credentials import Credentials
-from moto.server import ThreadedMotoServer
 
 from ddl_airflow.core.errors import AccessDenied, SourceMissing, StagingError
 from ddl_airflow.storage.s3 import S3Store
@@ -32,15 +31,6 @@ ODD = "a b/ü 漢字/+&%41?#.bin"
 
 def ignore(nbytes):
     pass
-
-
-@pytest.fixture(scope="module")
-def endpoint_url():
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
 
 
 @pytest.fixture

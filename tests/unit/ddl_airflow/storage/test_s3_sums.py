@@ -16,7 +16,6 @@ from contextlib import contextmanager
 import pytest
 from botocore.exceptions import ClientError
 from botocore.httpchecksum import CrtCrc64NvmeChecksum
-from moto.server import ThreadedMotoServer
 
 from ddl_airflow.core.errors import ConnectionInvalid, TransferCorrupt
 from ddl_airflow.storage import checksums, s3_put
@@ -29,15 +28,6 @@ from tests.integration.faulty_proxy import FaultyProxy
 MIB = 2**20
 CRC, MD5 = "x-amz-checksum-crc64nvme", "content-md5"
 SIZES = {"small": MIB + 7, "large": 2 * MIB + 7}  # in one request; in three parts
-
-
-@pytest.fixture(scope="module")
-def endpoint_url():
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +66,15 @@ def shown(store, folder, monkeypatch):
     with monkeypatch.context() as parts:
         parts.setattr(s3_put, "PART_SIZE", MIB)
         put(store, folder, "shown", content_of("large"))
+
+
+def two_go_up_and_down(store, folder, size):
+    for number in range(2):
+        content = content_of(size, number)
+        obj = put(store, folder, f"{size}{number}", content)
+        read = []
+        store.read(obj, read.append)
+        assert b"".join(read) == content
 
 
 def told(store, key):
@@ -167,12 +166,7 @@ def test_a_service_that_refuses_checksums_gets_md5s(
     refuse = {"compares": True, "with_header": {header: fault}}
     with through(endpoint_url, {}, monkeypatch, size, **refuse) as (store, proxy):
         shown(store, tmp_path, monkeypatch)
-        for number in range(2):
-            content = content_of(size, number)
-            obj = put(store, tmp_path, f"{size}{number}", content)
-            read = []
-            store.read(obj, read.append)
-            assert b"".join(read) == content
+        two_go_up_and_down(store, tmp_path, size)
         assert proxy.placed == 1 and list(store.unfinished()) == []
 
 
@@ -185,12 +179,7 @@ def test_a_service_that_refuses_checksums_later_gets_md5s(
     with through(endpoint_url, {}, monkeypatch, size, compares=True) as (store, proxy):
         shown(store, tmp_path, monkeypatch)
         proxy._with_header = {CRC: fault}
-        for number in range(2):
-            content = content_of(size, number)
-            obj = put(store, tmp_path, f"{size}{number}", content)
-            read = []
-            store.read(obj, read.append)
-            assert b"".join(read) == content
+        two_go_up_and_down(store, tmp_path, size)
         assert list(store.unfinished()) == []
 
 
