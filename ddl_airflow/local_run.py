@@ -507,10 +507,10 @@ def _waited_for(work: StepTry[Any]) -> dict[str, Any]:
                 return work.settle(started, None)
             except WaitForJob as waits:  # once more, if the job had to make room
                 started = waits.started
-    except WaitForExperiment as waits:
+    except WaitForExperiment:
         raise SettingInvalid(
-            f"another training works in experiment {waits.experiment.name}. Try again when it has "
-            f"ended: --step {', --step '.join(STEPS[1:])}"
+            f"another training works in experiment {work.layout.experiment.name}. Try again when "
+            f"it has ended: --step {', --step '.join(STEPS[1:])}"
         ) from None
 
 

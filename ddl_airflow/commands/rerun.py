@@ -101,7 +101,9 @@ def _rerun(options: argparse.Namespace) -> int:
         with _whole_or_removed(folder):
             path = _made(record, store, folder, options)
         if not options.prove:
-            would = "begins without the checkpoints that it went on from"
+            known = bool(_went_on_from(record).get("went_on_from"))
+            would = f"begins without the checkpoints that it {'' if known else 'may have '}"
+            would += "went on from" if known else "gone on from"
             lines = _began(record)
             said = f"{path} {would if lines else 'would make it again'}"
             _say(

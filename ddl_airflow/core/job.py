@@ -197,6 +197,7 @@ class JobStatus:
     Attributes:
         reason: what its scheduler says of it: why it waits, where it runs, or why it was ended.
         permanent: it would end the same way again, whatever its ranks did.
+        waits: its scheduler still has it, and would start it: it is to be cancelled.
         apart: its ranks ended well and trained apart; ``reason`` says which, and what to do.
         step: of one that was preempted: at which all its ranks have saved, if they did.
     """
@@ -207,6 +208,7 @@ class JobStatus:
     permanent: bool = False
     apart: bool = False
     step: int | None = None
+    waits: bool = False
 
     @property
     def ended(self) -> bool:
@@ -226,9 +228,15 @@ class JobStatus:
             RankFailure(**failure) if failure else None,
             told["reason"],
             told["permanent"],
-            told.get("apart", False),  # neither was in what an earlier version dumped
+            told.get("apart", False),  # none of these was in what an earlier version dumped
             told.get("step"),
+            told.get("waits", False),
         )
+
+    @property
+    def is_left(self) -> bool:
+        """Whether a scheduler may still have it, though it has ended for who waits for it."""
+        return self.permanent or self.waits
 
 
 @dataclass(frozen=True)

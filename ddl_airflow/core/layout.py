@@ -225,6 +225,17 @@ class RunLayout:
         return sum(map(str.isdigit, found)) == 1
 
     @property
+    def has_any_model(self) -> bool:
+        """Whether a SavedModel is in ``model``, or any in folders there.
+
+        Raises PermissionError where nobody but the ranks' user may look.
+        """
+        if not self.model.is_dir():
+            return False
+        folders = (self.model, *self.model.iterdir())
+        return any((folder / "saved_model.pb").is_file() for folder in folders)
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

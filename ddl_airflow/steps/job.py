@@ -354,7 +354,7 @@ def may_run(path: Path, connections: FindConnection = own_connection) -> bool:
     except (DdlError, OSError) as error:
         _log.warning("%s: it is not known whether this job has ended: %s", path, error)
         return True
-    return not status.ended or status.permanent  # that one waits, and never starts
+    return not status.ended or status.is_left
 
 
 class ScheduledJob(RunningJob):
@@ -393,7 +393,7 @@ class ScheduledJob(RunningJob):
             raise JobPreempted(status.reason, step=status.step)
         # One whose ranks trained apart is gone on with to its end, which says so.
         if status.ended and status.state is not JobState.SUCCEEDED and not status.apart:
-            if status.permanent:  # it waits all the same, and starts if its reason is mended
+            if status.is_left:  # it waits all the same, and starts if its reason is mended
                 self._launcher.cancel(handle, GRACE_S)
             self.drop_note()
             return None
@@ -455,7 +455,7 @@ class ScheduledJob(RunningJob):
         self._handle = started.handle
         # Where the scheduler does not answer, the job may run on: the next try is to know of it.
         status = self._follow(started, status)
-        if status.permanent:  # it may still wait, or run
+        if status.is_left:  # it may still wait, or run
             self._launcher.cancel(started.handle, GRACE_S)
         try:
             if error is not None:

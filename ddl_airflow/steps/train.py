@@ -428,7 +428,7 @@ class Train(ScriptTry[TrainStep]):
     def _wrote_saved_model(self) -> dict[str, bool]:
         """Nothing where the ranks' user keeps it private, as what ``tempfile`` has made."""
         with suppress(PermissionError):
-            return {"wrote_saved_model": self.layout.has_written_model}
+            return {"wrote_saved_model": self.layout.has_any_model}
         return {}
 
     def _proof(self) -> dict[str, Any]:

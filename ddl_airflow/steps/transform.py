@@ -94,8 +94,9 @@ class Transform(ScriptTry[TransformStep]):
         elif moved:  # also by a try that was killed in between
             self._remove([model])
             self._bring_back(moved[0])
-        elif (model / _SAVED_MODEL).is_file():
-            self._remove([model / _SAVED_MODEL])
+        else:  # and what Estimators export, which was not moved yet
+            for one in (*model.glob(_SAVED_MODEL), *model.glob(f"*/{_SAVED_MODEL}")):
+                self._remove([one.parent if one.parent != model else one])
 
     def _bring_back(self, moved: Path) -> None:
         """What the training wrote into ``model``."""

@@ -179,9 +179,14 @@ def _runs(
 
 def _in_use(layout: RunLayout, keep: timedelta | None, use: _Use) -> bool:
     for place in (layout.experiment, layout.earlier_kept_alone):
-        with suppress(FileNotFoundError):  # nobody ever worked there
+        try:
             if holder_of(place):
                 return True
+        except FileNotFoundError:  # nobody ever worked there
+            pass
+        except FileRefused as error:  # of another user, whom it does not tell
+            _log.warning("%s is kept: %s", layout.root, error)
+            return True
     with suppress(FileNotFoundError, FileRefused):
         run = _run_of(layout)
         if _works_in(str(run.get("experiment") or ""), layout) or use.run_is_open(run, layout):

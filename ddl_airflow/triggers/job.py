@@ -106,7 +106,7 @@ class JobTrigger(BaseTrigger):
             late = not status.ended and self.timeout_s is not None and waited_s > self.timeout_s
             if status.ended or late:
                 break
-        if late or status.permanent:  # it takes too long, or would wait for ever
+        if late or status.is_left:  # it takes too long, or would wait for ever
             await self._cancel()
         if late:
             # Its ranks may still write: what comes after it would work beside them.

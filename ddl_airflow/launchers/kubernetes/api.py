@@ -446,10 +446,11 @@ def _limited(plugin: Mapping[str, Any], whose: str) -> dict[str, Any]:
     beside = os.sep in command and not os.path.isabs(command)  # the kubeconfig
     if not beside and shutil.which(command, path=path) is None:
         raise ConnectionInvalid(f"{whose}: the credential plugin {command!r} is not there")
-    if os.isatty(0):  # it may ask somebody
+    # The plugin may have another PATH, and a service one without it.
+    timeout = shutil.which("timeout") or shutil.which("timeout", path=os.defpath)
+    if timeout is None or os.isatty(0):  # it may ask somebody
         return dict(plugin)
     limit = ["-s", "KILL", f"{_PLUGIN_S:g}", command]
-    timeout = shutil.which("timeout") or "timeout"  # the plugin may have another PATH
     return {**plugin, "command": timeout, "args": [*limit, *(plugin.get("args") or ())]}
 
 

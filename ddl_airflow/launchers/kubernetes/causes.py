@@ -89,8 +89,12 @@ _OF_START = frozenset(("FailedMount", "FailedAttachVolume", "FailedCreatePodSand
 # That a node does not answer, and that a taint has its pods deleted: of a node that does not
 # answer, minutes after the first, or one that somebody has put there.
 _SILENT_NODE, _TAINT = "NodeNotReady", "TaintManagerEviction"
-# What is refused for a quota that is used up, or that is not yet counted.
-_QUOTA = re.compile("exceeded quota|status unknown for quota")
+# What is forbidden for a while: of a quota that is used up, or not yet counted; by a server that
+# has just started; of an account that is being made.
+_PASSES = re.compile(
+    "exceeded quota|status unknown for quota|not yet ready|error looking up service account"
+)
+_DENIED_S = 60.0
 # What an event says of a job whose pods are not made.
 _NOT_MADE = frozenset(
     ("FailedCreate", "ValidationError", "MPIJobFailed", "TrainJobResourcesCreationFailed")
@@ -215,8 +219,6 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
     if job["spec"].get("parallelism") == 0:
         never = "was never submitted as a whole: who submitted it was ended meanwhile"
         return JobStatus(JobState.FAILED, reason=f"The job {never}.", permanent=True)
-    if job.get("suspended"):
-        return JobStatus(JobState.PENDING, reason="waits in Kueue's queue.")
     status = _on_the_way(handle, facts, now)
     if status.state is JobState.RUNNING and now - began < _EARLY_S:
         # Whether mpirun has used the hosts shows soon; reading all records takes its time.
@@ -356,7 +358,10 @@ def _on_the_way(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobS
     job, pods, events = facts["job"], facts["pods"], facts["events"]
     asked = annotations_of(job).get(START_TIMEOUT)
     patience_s = float(asked) if asked else _START_S
-    waits = ""
+    limit = " (launcher.start_timeout)" if asked else "; launcher.start_timeout allows more"
+    waits = "waits in Kueue's queue." if job.get("suspended") else ""
+    if waits and job.get("operator"):  # its pods come when Kueue lets it go
+        return JobStatus(JobState.PENDING, reason=waits)
     for pod in pods:
         if pod["status"].get("phase") != "Pending":
             continue
@@ -366,34 +371,45 @@ def _on_the_way(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobS
         has_node = {} if asked else condition_of(pod, "PodScheduled")
         began = has_node.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"]
         if not never and now - seconds(began) > patience_s and (asked or wait.counts):
-            never = f"{wait.why} That has been so for {patience_s:.0f} s (launcher.start_timeout)."
+            never = f"{wait.why} That has been so for {patience_s:.0f} s{limit}."
         if never:
-            reason = f"Pod {name} will not start: {never}"
-            return JobStatus(JobState.FAILED, reason=reason, permanent=not wait.passes)
+            return _will_not(f"Pod {name} will not start: {never}", permanent=not wait.passes)
         waits = waits or f"pod {name} {wait.why}{_held_by(pods, wait, asked)}"
     if not _has_launcher(pods):
-        said = [one["message"] for one in events if one["reason"] in _NOT_MADE]
+        said = [waits] if waits.startswith("waits in Kueue") else []
+        said = said or [one["message"] for one in events if one["reason"] in _NOT_MADE]
         if not said and job.get("operator") and not pods:
             said = ["its operator has made no pods of it. Does it run?"]
         since = now - began_at(job)
         # An operator may wait for the workers first. Where ranks were, it is one that has ended.
         tells = said or not job.get("operator")
         held = not job.get("operator") and any("nodeName" in pod["spec"] for pod in pods)
-        denied = bool(said) and "forbidden" in said[-1] and not _QUOTA.search(said[-1])
+        # An API server that has just started forbids what it allows a moment later.
+        denied = (
+            bool(said)
+            and "forbidden" in said[-1]
+            and not _PASSES.search(said[-1])
+            and since > _DENIED_S
+        )
         late = (asked or held) and tells and since > patience_s
         if (denied or late) and not _has_ranks(handle):
             words = [said[-1].rstrip(".")] if said else []
             if not denied:
                 unmade = f"its launcher's pod is not made after {patience_s:.0f} s"
-                words.append(f"{unmade} (launcher.start_timeout)")
+                words.append(f"{unmade}{limit}")
             reason = f"The job will not start: {'; '.join(words)}."
-            return JobStatus(JobState.FAILED, reason=reason, permanent=denied)
+            return _will_not(reason + "".join(map(_cure, said[-1:])), permanent=denied)
         waits = waits or (f"waits to be made: {said[-1]}" if said else "waits to be made")
     if waits:
         return JobStatus(JobState.PENDING, reason=waits)
     nodes = sorted({pod["spec"].get("nodeName", "?") for pod in workers_of(pods)})
     shown = ", ".join(nodes[:8]) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
     return JobStatus(JobState.RUNNING, reason=f"on {shown}{_different_images(pods)}")
+
+
+def _will_not(reason: str, *, permanent: bool) -> JobStatus:
+    """Of a job that is there all the same, and would start."""
+    return JobStatus(JobState.FAILED, reason=reason, permanent=permanent, waits=True)
 
 
 def _different_images(pods: Sequence[_Object]) -> str:
@@ -475,7 +491,7 @@ def _waits(pod: _Object, events: Sequence[_Object]) -> _Wait:
     if starts := [one for one in mine if one["reason"] in _OF_START]:
         newest = starts[-1]
         return _Wait(f"is being made ({newest['reason']}): {newest['message']}.")
-    return _Wait("is being made.", counts=bool(pod["spec"].get("nodeName")))
+    return _Wait("is being made.", counts=bool(pod["spec"].get("nodeName")), passes=True)
 
 
 def _pull_error(events: Sequence[_Object]) -> str:
@@ -699,9 +715,8 @@ def _node_lost(pod: _Object) -> Verdict:
     return Verdict(JobState.LOST, why, pod=host_of(pod))
 
 
-def refused(error: Refused, namespace: str, one: _Object) -> SubmitFailed:
-    """What the API server does not take of a job, with what to change."""
-    said, what = error.said.rstrip("."), f"{one['kind']} {one['metadata']['name']}"
+def _cure(said: str) -> str:
+    """What to change, of what an API server refuses, as a sentence; empty: nobody knows."""
     cures = {
         "exceeded quota": "Ask for less, or for a larger quota of the namespace",
         "must specify limits.memory": "Set launcher.resources.memory",
@@ -715,10 +730,17 @@ def refused(error: Refused, namespace: str, one: _Object) -> SubmitFailed:
         "already exists": "It is of an earlier run of this id, and has not ended, or is not gone. "
         "Wait for its end, or delete it with kubectl",
         "namespaces": "Correct launcher.namespace, or have it made",
+        "Kueue's queue": "Have a LocalQueue called default made in the namespace, or Kueue leave "
+        "jobs without a queue alone",
     }
-    cure = next((f" {cure}." for words, cure in cures.items() if words in said), "")
+    return next((f" {cure}." for words, cure in cures.items() if words in said), "")
+
+
+def refused(error: Refused, namespace: str, one: _Object) -> SubmitFailed:
+    """What the API server does not take of a job, with what to change."""
+    said, what = error.said.rstrip("."), f"{one['kind']} {one['metadata']['name']}"
     # Room comes back, and a webhook hears of what there is.
     passes = "exceeded quota" in said or NOT_KNOWN in said
     again = error.retryable or passes or error.reason == "AlreadyExists"
-    message = f"Kubernetes does not take {what} in namespace {namespace}: {said}.{cure}"
+    message = f"Kubernetes does not take {what} in namespace {namespace}: {said}.{_cure(said)}"
     return SubmitFailed(message, retryable=again)

@@ -186,6 +186,8 @@ def after_join(last: int) -> None:
         _end(of_steps // ending, last)
     # SystemExit of an op is an error of its run, with which the script would fail, or go on.
     _State.ending = of_steps // ending, last
+    if signal.getsignal(signal.SIGURG) is not _hear:  # the script has taken it: nobody ends it then
+        _end_now()
     os.kill(os.getpid(), signal.SIGURG)
     raise SystemExit(0)
 

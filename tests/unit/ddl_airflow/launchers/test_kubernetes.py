@@ -22,7 +22,7 @@ import yaml
 
 from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import LaunchError, ManifestError, SubmitFailed
-from ddl_airflow.core.job import JobSpec, JobState, StartedJob
+from ddl_airflow.core.job import JobSpec, JobState, JobStatus, StartedJob
 from ddl_airflow.core.manifest.load import load_manifest_text
 from ddl_airflow.core.plan import plan
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
@@ -978,12 +978,15 @@ def test_kueue_lets_pods_go_that_have_ended_in_whatever_way():
 
 def test_a_job_that_kueue_holds_says_so_and_one_that_it_takes_back_ends(handle):
     """As where it manages jobs that name no queue."""
-    job = {**job_of(), "spec": {"parallelism": 1, "suspend": True}}
+    job = {**job_of(creationTimestamp=AT), "spec": {"parallelism": 1, "suspend": True}}
     job = slim(OPERATORS["none"].as_job(job))
     workers = [pod_of(0), pod_of(1)]
     facts = {"job": job, "pods": workers, "events": []}
     status = judged(handle, facts, NOW)
-    assert (status.state, status.reason) == (JobState.PENDING, "waits in Kueue's queue.")
+    assert status.state is JobState.PENDING and "waits in Kueue's queue." in status.reason
+    status = judged(handle, facts, NOW + 599)  # its workers hold their nodes
+    assert (status.state, status.permanent, status.waits) == (JobState.FAILED, False, True)
+    assert "Kueue's queue; its launcher's pod" in status.reason and "LocalQueue" in status.reason
     assert taken_back(handle, job) is None
     (handle.record_dir / "rank-0.json").write_text('{"rank": 0, "host": "h"}')
     verdict = taken_back(handle, job)
@@ -1109,8 +1112,9 @@ def test_what_takes_too_long_to_come_may_come_at_another_try(handle, pod, asked)
     facts = {"job": job_of(annotations=notes), "pods": [LAUNCHER, pod_of(0), pod]}
     facts["events"] = events if asked else []
     status = judged(handle, facts, NOW)
-    assert (status.state, status.permanent) == (JobState.FAILED, False)
-    assert "so for 600 s (launcher.start_timeout)" in status.reason
+    assert (status.state, status.permanent, status.waits) == (JobState.FAILED, False, True)
+    assert "so for 600 s" in status.reason and "launcher.start_timeout" in status.reason
+    assert JobStatus.load(status.dump()) == status
 
 
 def test_workers_that_hold_nodes_while_others_wait_for_room_are_told(handle):
@@ -1179,7 +1183,9 @@ NO_LIMIT = 'Error creating: pods "x" is forbidden: failed quota: q: must specify
 @pytest.mark.parametrize(
     ("said", "passed_s", "state", "permanent", "words"),
     [
-        (NO_LIMIT, 0, JobState.FAILED, True, f"will not start: {NO_LIMIT}."),
+        (NO_LIMIT, 0, JobState.PENDING, False, "to be made: "),
+        (NO_LIMIT, 61, JobState.FAILED, True, f"will not start: {NO_LIMIT}. Set launcher."),
+        ('pods "x" is forbidden: not yet ready', 61, JobState.PENDING, False, "to be made: "),
         ('pods "x" is forbidden: exceeded quota: q', 0, JobState.PENDING, False, "to be made: "),
         ('pods "x" is forbidden: exceeded quota: q', 599, JobState.FAILED, False, "after 600 s"),
         ("failed calling webhook: no endpoints", 0, JobState.PENDING, False, "to be made: "),

@@ -1387,10 +1387,10 @@ def test_a_model_that_the_ranks_user_keeps_private_is_left_to_transform(
 ):
     """As what `tempfile.mkdtemp` has made, and the script has moved to its place."""
 
-    def has_written_model(_layout):
+    def has_any_model(_layout):
         raise PermissionError(13, "Permission denied", "model/saved_model.pb")
 
-    monkeypatch.setattr(RunLayout, "has_written_model", property(has_written_model))
+    monkeypatch.setattr(RunLayout, "has_any_model", property(has_any_model))
     train("print('trained')").execute(context_of("training", 1))
     result = read_part(layout, "train")["result"]
     assert "wrote_saved_model" not in result and result["wrote_model"] is False

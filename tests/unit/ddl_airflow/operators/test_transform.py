@@ -85,19 +85,23 @@ def refuse(*_):
     raise PermissionError
 
 
-@pytest.mark.parametrize("moved", [True, False, "by a try that was killed", "by another user"])
+@pytest.mark.parametrize("moved", [True, False, "by a killed try", "by another user", "never"])
 def test_an_earlier_model_is_not_taken_where_the_training_has_other_files_there(
     transform, layout, context_of, monkeypatch, moved
 ):
     """It was moved from the folder of a time, where own commands export as Estimators do."""
     said = {"wrote_model": True, "wrote_saved_model": False, "metrics": {}, "measurements": []}
     write_part(layout, "train", {"result": said})
-    of_training = layout.result / "model.of-training" if moved else layout.model
+    aside = moved and moved != "never"
+    of_training = layout.result / "model.of-training" if aside else layout.model
     for folder in {layout.model, of_training}:
         folder.mkdir()
     (of_training / "vocabulary.txt").touch()
-    if moved == "by a try that was killed":  # while it removed what it had made
+    if moved == "by a killed try":  # while it removed what it had made
         (layout.model / "variables").mkdir()
+    elif moved == "never":  # a try that failed once it had exported
+        (layout.model / "1524000000").mkdir()
+        (layout.model / "1524000000" / "saved_model.pb").write_text("of the try before")
     else:
         (layout.model / "saved_model.pb").write_text("of the try before")
     if moved == "by another user":

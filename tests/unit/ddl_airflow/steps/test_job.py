@@ -372,13 +372,19 @@ def test_a_job_that_failed_is_not_gone_on_with(job, process, cluster, tmp_path, 
     assert process().adopt() is None
 
 
-def test_a_job_that_would_wait_for_ever_is_taken_from_the_queue(job, process, cluster, tmp_path):
+LEFT = pytest.mark.parametrize("left", [{"permanent": True}, {"waits": True}], ids=str)
+
+
+@LEFT
+def test_a_job_that_would_wait_for_ever_is_taken_from_the_queue(
+    job, process, cluster, tmp_path, left
+):
     class Never(FakeScheduler):
         def status(self, handle):
             status = super().status(handle)
             if status.state is not JobState.PENDING:
                 return status
-            return JobStatus(JobState.FAILED, reason="It never starts.", permanent=True)
+            return JobStatus(JobState.FAILED, reason="It does not start.", **left)
 
         def cancel(self, handle, grace_s=0.0):
             self.set(handle.number, JobState.LOST.value)
@@ -459,14 +465,29 @@ def test_a_job_may_run_until_its_scheduler_says_that_it_has_ended(
     assert may_run(one._kept) is may
 
 
-def test_a_job_of_which_nothing_is_known_may_run(job, process, cluster, tmp_path, monkeypatch):
+@LEFT
+def test_a_job_that_has_taken_too_long_to_start_is_taken_from_the_queue_at_its_end(
+    job, process, cluster, tmp_path, monkeypatch, left
+):
+    started = process().submit(job().spec, tmp_path / "progress")
+    cancelled = []
+    monkeypatch.setattr(FakeScheduler, "cancel", lambda self, *words: cancelled.append(words[0]))
+    with pytest.raises(JobLost, match="It does not start") as caught:
+        process().finish(started, JobStatus(JobState.FAILED, reason="It does not start.", **left))
+    assert cancelled == [started.handle] and caught.value.retryable is ("waits" in left)
+
+
+@LEFT
+def test_a_job_of_which_nothing_is_known_may_run(
+    job, process, cluster, tmp_path, monkeypatch, left
+):
     one = process()
     one.submit(job().spec, tmp_path / "progress")
 
     def away(*_):
         raise LaunchError("the controller is away")
 
-    never = JobStatus(JobState.FAILED, reason="It never starts.", permanent=True)
+    never = JobStatus(JobState.FAILED, reason="It does not start.", **left)
     for status in (away, lambda *_: never):  # what never starts still waits
         monkeypatch.setattr(FakeScheduler, "status", status)
         assert may_run(one._kept)

@@ -359,8 +359,11 @@ def test_a_triggerer_without_the_schedulers_commands_says_so(triggered, cluster,
     assert cluster.state(1) == "pending"
 
 
-def test_a_job_that_would_wait_for_ever_is_taken_from_the_queue(triggered, cluster, monkeypatch):
-    never = JobStatus(JobState.FAILED, reason="It never starts.", permanent=True)
+@pytest.mark.parametrize("left", [{"permanent": True}, {"waits": True}], ids=str)
+def test_a_job_that_would_wait_for_ever_is_taken_from_the_queue(
+    triggered, cluster, monkeypatch, left
+):
+    never = JobStatus(JobState.FAILED, reason="It does not start.", **left)
     monkeypatch.setattr(FakeScheduler, "status", lambda self, handle: never)
     cancelled = []
     monkeypatch.setattr(FakeScheduler, "cancel", lambda self, *words: cancelled.append(words[0]))
