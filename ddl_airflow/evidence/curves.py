@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from ddl_airflow.core.curves import downsampled
@@ -19,29 +20,41 @@ _LONGEST_NAME = 48
 _WIDTH, _HEIGHT, _COLUMNS = 380, 190, 2
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 34, 26
 
-# A curve's name, and its values by step.
-Curves = Mapping[tuple[str, str], Mapping[int, float]]
+
+class Curves(NamedTuple):
+    """What was told of each metric.
+
+    Attributes:
+        values: by step, of each name and what it was measured on.
+        by: what the steps are: ``step``, or ``epoch`` where no step was told.
+    """
+
+    values: Mapping[tuple[str, str], Mapping[int, float]]
+    by: str = "step"
 
 
-def read_curves(lines: Iterable[str]) -> dict[tuple[str, str], dict[int, float]]:
-    """Each metric's values by step, by its name and what it was measured on.
+def read_curves(lines: Iterable[str]) -> Curves:
+    """Each metric's values by step.
 
     A step that was done again, by a later try, counts as it was last. A line without a step belongs
-    to the last that was named. What is no number, or not finite, is left out, and so are metrics
-    after the first thousand.
+    to the last that was told. Epochs stand for steps where a script tells only these, as Keras's
+    own lines do. What is no number, or not finite, is left out, and so are metrics after the first
+    thousand.
 
     Args:
         lines: of ``progress.jsonl``; those that are no progress are passed over.
     """
     curves: dict[tuple[str, str], dict[int, float]] = {}
-    step = 0
+    step, by = 0, ""
     for line in lines:
         fields = read_line(line)
         if fields is None:
             continue
         source, said = fields.get("source"), fields.get("step")
         if isinstance(said, (int, float)) and source != "ops":  # those count from each try's start
-            step = int(said)
+            step, by = int(said), "step"
+        elif by != "step" and isinstance(epoch := fields.get("epoch"), (int, float)):
+            step, by = int(epoch), "epoch"
         for name, value in fields.items():
             if name in ABOUT_RUN or isinstance(value, str) or is_word(value):
                 continue
@@ -49,7 +62,7 @@ def read_curves(lines: Iterable[str]) -> dict[tuple[str, str], dict[int, float]]
                 of = source_of(name, source if isinstance(source, str) else None)
                 if (name, of) in curves or len(curves) < _MOST_READ:
                     curves.setdefault((name, of), {})[step] = float(value)
-    return curves
+    return Curves(curves, by or "step")
 
 
 def drawn(curves: Curves) -> str:
@@ -57,7 +70,7 @@ def drawn(curves: Curves) -> str:
 
     Names are whatever a script chose: they are text in it and nothing else.
     """
-    known = [(name, by_step) for name, by_step in sorted(curves.items()) if len(by_step) > 1]
+    known = [(name, by_step) for name, by_step in sorted(curves.values.items()) if len(by_step) > 1]
     if not known:
         return ""
     left_out = len(known) - _MOST_CURVES
@@ -73,13 +86,13 @@ def drawn(curves: Curves) -> str:
     ]
     for number, (name, by_step) in enumerate(known):
         x, y = number % _COLUMNS * _WIDTH, number // _COLUMNS * _HEIGHT
-        parts += [f'<g transform="translate({x} {y})">', *_chart(name, by_step), "</g>"]
+        parts += [f'<g transform="translate({x} {y})">', *_chart(name, by_step, curves.by), "</g>"]
     if left_out > 0:
         parts.append(f'<text x="8" y="{height - 6}" fill="#444444">and {left_out} more</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _chart(name: tuple[str, str], by_step: Mapping[int, float]) -> Iterable[str]:
+def _chart(name: tuple[str, str], by_step: Mapping[int, float], by: str) -> Iterable[str]:
     points = downsampled(sorted(by_step.items()), _MOST_POINTS)
     steps, values = [step for step, _ in points], [value for _, value in points]
     low, high = min(values), max(values)
@@ -100,7 +113,7 @@ def _chart(name: tuple[str, str], by_step: Mapping[int, float]) -> Iterable[str]
     for value, y in {high: _TOP + 4, low: bottom}.items():
         said = shown(value, 4)
         yield f'<text x="{_LEFT - 6}" y="{y}" text-anchor="end" fill="#444444">{said}</text>'
-    yield f'<text x="{_LEFT}" y="{bottom + 16}" fill="#444444">step {steps[0]}</text>'
+    yield f'<text x="{_LEFT}" y="{bottom + 16}" fill="#444444">{by} {steps[0]}</text>'
     yield (
         f'<text x="{right}" y="{bottom + 16}" text-anchor="end" fill="#444444">{steps[-1]}</text>'
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import shlex
 import shutil
 from contextlib import suppress
@@ -30,6 +31,22 @@ _REPORTED = (
 _LONGEST = 10_000
 _MOST_NAMED = 8
 _SAVED_MODEL = "saved_model.pb"
+
+
+def first_row(prediction: Any) -> str:
+    """A line of what the model answered, which may be thousands of numbers for each row.
+
+    Args:
+        prediction: of each output its rows, as a report has them; any other value is shown as well.
+    """
+    if isinstance(prediction, dict):
+        prediction = {
+            name: rows[0] if isinstance(rows, list) and rows else rows
+            for name, rows in prediction.items()
+        }
+    short = reprlib.Repr()
+    short.maxlevel, short.maxdict, short.maxlist, short.maxstring = 2, 8, 4, 60
+    return short.repr(prediction)
 
 
 class Transform(ScriptTry[TransformStep]):
@@ -138,7 +155,8 @@ class Transform(ScriptTry[TransformStep]):
             origin = f"{report['checkpoint']} (step {report['checkpoint_step']})"
         else:
             origin = "the training itself"
-        self.log.info("model from %s, loaded and asked: %s", origin, report.get("prediction"))
+        first = first_row(report.get("prediction"))
+        self.log.info("model from %s, loaded and asked; of the first row: %s", origin, first)
         return report
 
     def _saved_model(self, more: list[str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, as_completed, wait
 from typing import TypeVar
 
 from ddl_airflow.core.errors import StagingError
@@ -14,6 +14,9 @@ from ddl_airflow.core.errors import StagingError
 Progress = Callable[[int, int, int, int], None]
 
 REPORT_INTERVAL_S = 0.25
+_AT_FIRST = 2  # transfers at once
+_LOOK_S = 0.1  # until it is asked whether more gain something
+_BUSY = 0.7  # of the time, one thread computes
 Job = TypeVar("Job")
 
 
@@ -54,13 +57,51 @@ class Meter:
 
 
 def for_each(jobs: Iterable[Job], work: Callable[[Job], None], workers: int, meter: Meter) -> None:
-    """Runs ``work`` on all jobs in threads. The first error stops the others and is raised."""
-    with ThreadPoolExecutor(max(1, workers), thread_name_prefix="ddl-transfer") as pool:
-        running = [pool.submit(work, job) for job in jobs]
+    """Runs ``work`` on all jobs in threads. The first error stops the others and is raised.
+
+    A few run at once at first, and twice as many as long as that gains something, up to
+    ``workers``. Where answers come fast, all that more threads do is take Python's lock from one
+    another: from a store on the same host eight take half as long again as two.
+    """
+    workers = max(1, workers)
+    at_once = min(_AT_FIRST, workers)
+    turns = threading.Semaphore(at_once)
+
+    def in_turn(job: Job) -> None:
+        with turns:
+            meter.advance(0)  # raises once another one has failed
+            work(job)
+
+    with ThreadPoolExecutor(workers, thread_name_prefix="ddl-transfer") as pool:
+        running = [pool.submit(in_turn, job) for job in jobs]
         try:
+            look_s, left = _LOOK_S, True
+            while at_once < workers and left:
+                cpu_s, began = time.process_time(), time.monotonic()
+                done, waiting = wait(running, look_s, FIRST_EXCEPTION)
+                left = bool(waiting) and not any(one.exception() for one in done)
+                if _gains(time.process_time() - cpu_s, time.monotonic() - began, at_once):
+                    more = min(at_once, workers - at_once)
+                    turns.release(more)
+                    at_once += more
+                else:
+                    look_s *= 2  # each look asks all jobs
             for future in as_completed(running):
                 future.result()
         except BaseException:  # also a signal that ends the task: no thread goes on alone
             meter.stopped = True
+            turns.release(workers)
             pool.shutdown(wait=True, cancel_futures=True)
             raise
+
+
+def _gains(cpu_s: float, wall_s: float, at_once: int) -> bool:
+    """Whether more transfers at once would take less time.
+
+    Args:
+        cpu_s, wall_s: what this process used while so much time passed.
+        at_once: transfers meanwhile.
+    """
+    busy = cpu_s / wall_s  # threads that computed, on average
+    # Else one computes at nearly all times, and others wait for Python's lock or for a core.
+    return busy < _BUSY or busy > _BUSY * at_once

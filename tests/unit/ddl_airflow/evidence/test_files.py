@@ -27,7 +27,7 @@ from werkzeug.serving import make_server
 
 from ddl_airflow.evidence import names
 from ddl_airflow.evidence.bom import bill, problems_of
-from ddl_airflow.evidence.curves import drawn, read_curves
+from ddl_airflow.evidence.curves import Curves, drawn, read_curves
 from ddl_airflow.evidence.verification import verify
 from ddl_airflow.lineage.record import read_part, write_part
 from ddl_airflow.storage.filesystem import FolderStore
@@ -210,31 +210,45 @@ def test_curves_are_of_what_was_reported():
             line(step=4, source="keras", loss=1.0),
         ]
     )
-    assert curves == {
+    assert curves.by == "step" and curves.values == {
         ("loss", "training"): {1: 4.0, 2: 3.5, 3: 2.0, 4: 1.0},
         ("val_loss", "validation"): {1: 5.0},
     }
-    assert drawn({("loss", "training"): {1: 4.0}}) == ""
+    assert drawn(Curves({("loss", "training"): {1: 4.0}})) == ""
+
+
+def test_epochs_are_drawn_where_a_script_tells_no_step():
+    told = [
+        '{"source": "metrics", "epoch": 1}',
+        '{"source": "metrics", "loss": 4.0}',
+        '{"source": "ops", "step": 90}',
+        '{"source": "metrics", "epoch": 2}',
+        '{"source": "metrics", "loss": 2.0}',
+    ]
+    curves = read_curves(told)
+    assert curves == (({("loss", "output"): {1: 4.0, 2: 2.0}}), "epoch")
+    assert ">epoch 1<" in drawn(curves)
+    assert read_curves([*told, '{"source": "metrics", "step": 7, "loss": 1.0}']).by == "step"
 
 
 def test_a_long_curve_keeps_its_peaks_and_any_numbers_are_drawn():
     long = dict.fromkeys(range(200_000), 0.5) | {77_777: 9.0}
-    picture = ElementTree.fromstring(drawn({("loss", "training"): long}))
+    picture = ElementTree.fromstring(drawn(Curves({("loss", "training"): long})))
     (points,) = (one.get("points").split() for one in picture.iter() if "points" in one.attrib)
     assert len(points) <= 400 and points[0].startswith("58.0,") and points[-1].startswith("366.0,")
     heights = [float(point.split(",")[1]) for point in points]
     assert heights.count(34.0) == 1 and set(heights) == {34.0, 164.0}
     for values in ((1e308, -1e308), (5e-324, 0.0), (7.0, 7.0)):
-        text = drawn({("loss", "training"): dict(enumerate(values))})
+        text = drawn(Curves({("loss", "training"): dict(enumerate(values))}))
         ElementTree.fromstring(text)
         assert "nan" not in text and "inf" not in text
     many = {(f"m{number}", "script"): {1: 1.0, 2: 2.0} for number in range(15)}
-    assert "and 3 more" in drawn(many)
+    assert "and 3 more" in drawn(Curves(many))
 
 
 def test_a_script_that_makes_up_metrics_without_end_costs_no_memory_without_end():
     made_up = (f'{{"t": 1, "source": "script", "m{number}": 1.0}}' for number in range(3_000))
-    known = read_curves(['{"t": 1, "source": "script", "loss": 2.0}', *made_up])
+    known = read_curves(['{"t": 1, "source": "script", "loss": 2.0}', *made_up]).values
     assert len(known) == 1_000 and any(name == "loss" for name, _ in known)
 
 

@@ -17,7 +17,7 @@ from ddl_airflow.lineage.record import read_part, write_part
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.operators.transform import TransformOperator
 from ddl_airflow.site import training_of
-from ddl_airflow.steps.transform import Transform
+from ddl_airflow.steps.transform import Transform, first_row
 
 
 @pytest.fixture
@@ -312,3 +312,19 @@ def test_a_checkpoint_may_have_a_name_that_tells_no_step(
 
 def test_on_kill_before_the_start_is_nothing(transform):
     transform().on_kill()
+
+
+@pytest.mark.parametrize(
+    ("prediction", "shown"),
+    [
+        (
+            {"class_index": [3, 1], "scores": [[0.25] * 1000] * 2},
+            "{'class_index': 3, 'scores': [0.25, 0.25, 0.25, 0.25, ...]}",
+        ),
+        ({"image": [[[[0.5] * 9] * 28] * 28]}, "{'image': [[...], [...], [...], [...], ...]}"),
+        ({"mean": 0.5, "none": []}, "{'mean': 0.5, 'none': []}"),
+        (None, "None"),
+    ],
+)
+def test_the_log_has_one_short_line_of_what_the_model_answered(prediction, shown):
+    assert first_row(prediction) == shown
