@@ -300,7 +300,8 @@ def _removed(
     what: str, folders: Sequence[Path], experiment: Path, dry_run: bool
 ) -> Iterator[Removed]:
     """Removes folders unless a training works in the experiment."""
-    removed = [Removed(what, str(folder), _size(folder)) for folder in folders]
+    seen: set[tuple[int, int]] = set()
+    removed = [Removed(what, str(folder), _size(folder, seen)) for folder in folders]
     aside = [folder.with_name(REMOVING + uuid.uuid4().hex) for folder in folders]
     if dry_run:
         with suppress(FileNotFoundError):  # nobody ever worked there
@@ -457,10 +458,20 @@ def _newest(folder: Path, depth: int = 99) -> float:
     return newest
 
 
-def _size(folder: Path) -> int:
+def _size(folder: Path, seen: set[tuple[int, int]] | None = None) -> int:
+    """What a folder takes: a file with several names, also by a bind mount, once.
+
+    Args:
+        folder: to look through.
+        seen: devices and inodes of what has been counted; those found are added.
+    """
+    seen = set() if seen is None else seen
     nbytes = 0
     for above, _, files in os.walk(folder):
         for name in files:
             with suppress(OSError):
-                nbytes += os.lstat(os.path.join(above, name)).st_size
+                found = os.lstat(os.path.join(above, name))
+                if (key := (found.st_dev, found.st_ino)) not in seen:
+                    seen.add(key)
+                    nbytes += found.st_size
     return nbytes

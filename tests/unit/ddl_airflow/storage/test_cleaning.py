@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -79,6 +80,30 @@ def test_an_old_run_goes_with_its_own_experiment_and_a_newer_one_stays(run, tmp_
     assert (removed.what, removed.place) == ("experiment", str(wide))
     # Who trained in it before is of no further interest.
     assert [note.exists() for note in notes] == [False, True]
+
+
+def test_a_file_of_several_names_takes_its_room_once(run, tmp_path):
+    """As scripts link the best checkpoint; and as a bind mount shows a folder again."""
+    layout = run("old")
+    before = sum(one.nbytes for one in clean_workspace(tmp_path, KEEP, dry_run=True))
+    weights = layout.result / "weights"
+    weights.write_bytes(bytes(5000))
+    os.link(weights, layout.result / "best")
+    os.link(weights, layout.experiment / "kept")
+    (there := layout.result / "again").mkdir()
+    age(layout.root, 40), age(layout.experiment, 40)
+    mounted = (
+        os.geteuid() == 0
+        and not subprocess.run(
+            ["mount", "--bind", str(layout.checkpoints), str(there)], stderr=subprocess.DEVNULL
+        ).returncode
+    )
+    try:
+        found = list(clean_workspace(tmp_path, KEEP, dry_run=True))
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(there)], check=True)
+    assert sum(one.nbytes for one in found) - before == 5000, found
 
 
 def test_the_longest_names_keep_nothing_from_being_removed(run, tmp_path):
