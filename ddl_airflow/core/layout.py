@@ -400,11 +400,14 @@ class RunLayout:
         """And out again: what a training left is not for the next one to read."""
         if self.ranks_group is not None:
             self.root.chmod(_OURS)
-            if not self._is_named():
+            if not self._may_be_claimed():
                 self.experiment.chmod(_OURS | stat.S_ISGID)  # what is in it stays the ranks'
 
-    def _is_named(self) -> bool:
-        """Whether others may be at work in the experiment: the run, or another, has named it."""
+    def _may_be_claimed(self) -> bool:
+        """Whether the run, or another, has named the experiment: it has before it opens that.
+
+        Who is to train there notes it later (ddl_airflow.storage.experiments.may_have_others).
+        """
         if self.experiment_id:
             return True
         # An id that is no such name, for it is too long, may be too long for that file's, too.

@@ -122,7 +122,16 @@ class Transform(ScriptTry[TransformStep]):
         except PermissionError:  # as ``_remove``
             words = ["mv", "-T", str(moved), str(self.layout.model)]
             name = f"bring-back-{self.context.try_number}"
-            self.run_once(name, shlex.join(words), self.layout.logs / "bring-back", {})
+            try:
+                self.run_once(name, shlex.join(words), self.layout.logs / "bring-back", {})
+            except errors.JobFailed as failed:
+                raise errors.TransformError(
+                    f"{moved}, what the training wrote, cannot be moved to "
+                    f"{self.layout.model.name}, neither by Airflow's user nor by that of the "
+                    f"ranks: it is of user id {moved.lstat().st_uid}, and its folder of user id "
+                    f"{moved.parent.stat().st_uid} (mode {moved.parent.stat().st_mode & 0o7777:o})"
+                    ". Move it as its owner, and clear transform."
+                ) from failed
 
     def _remove(self, paths: list[Path]) -> None:
         for path in paths:

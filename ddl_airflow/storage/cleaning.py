@@ -247,6 +247,37 @@ def _experiments(workspace: Path, rules: Rules, use: _Use, dry_run: bool) -> Ite
         age_s = time.time() - _newest(experiment)
         if keep is not None and age_s >= max(keep.total_seconds(), LEFT_S):
             yield from _removed("experiment", [experiment], experiment, dry_run)
+    yield from _locks_left(workspace, dry_run)
+
+
+def _locks_left(workspace: Path, dry_run: bool) -> Iterator[Removed]:
+    """Those of trainings' own experiments: whoever removed these was killed before the lock."""
+    folder = experiments(workspace)
+    for lock in sorted({*folder.glob(".*.lock")} - _locks_in_use(workspace)):
+        name = lock.name.removeprefix(".").removesuffix(".lock")  # or the end of a long one
+        if not re.fullmatch(OWN_EXPERIMENT, name):  # others may come to that
+            continue
+        with suppress(FileNotFoundError, FileRefused):
+            left = Removed("half removed", str(lock), lock.lstat().st_size)
+            if dry_run:
+                if not holder_of(folder / name):
+                    yield left
+                continue
+            try:
+                with alone_in(folder / name, "cleaning", makes_room=True):
+                    if lock in _locks_in_use(workspace):  # it has been made again meanwhile
+                        continue
+                    forget_trainings(workspace, name)
+                    lock.unlink()
+            except PlaceTaken:
+                continue
+            yield left
+
+
+def _locks_in_use(workspace: Path) -> set[Path]:
+    """Those of the runs and experiments that are there."""
+    places = (*workspace.glob("experiments/*"), *workspace.glob("runs/*/*"))
+    return {lock_of(experiments(workspace) / place.name) for place in places}
 
 
 def _wanted(workspace: Path, keep: timedelta, use: _Use) -> set[str]:
@@ -269,7 +300,8 @@ def _removed(
     what: str, folders: Sequence[Path], experiment: Path, dry_run: bool
 ) -> Iterator[Removed]:
     """Removes folders unless a training works in the experiment."""
-    removed = [Removed(what, str(folder), _size(folder)) for folder in folders]
+    seen: set[tuple[int, int]] = set()
+    removed = [Removed(what, str(folder), _size(folder, seen)) for folder in folders]
     aside = [folder.with_name(REMOVING + uuid.uuid4().hex) for folder in folders]
     if dry_run:
         with suppress(FileNotFoundError):  # nobody ever worked there
@@ -426,10 +458,20 @@ def _newest(folder: Path, depth: int = 99) -> float:
     return newest
 
 
-def _size(folder: Path) -> int:
+def _size(folder: Path, seen: set[tuple[int, int]] | None = None) -> int:
+    """What a folder takes: a file with several names, also by a bind mount, once.
+
+    Args:
+        folder: to look through.
+        seen: devices and inodes of what has been counted; those found are added.
+    """
+    seen = set() if seen is None else seen
     nbytes = 0
     for above, _, files in os.walk(folder):
         for name in files:
             with suppress(OSError):
-                nbytes += os.lstat(os.path.join(above, name)).st_size
+                found = os.lstat(os.path.join(above, name))
+                if (key := (found.st_dev, found.st_ino)) not in seen:
+                    seen.add(key)
+                    nbytes += found.st_size
     return nbytes

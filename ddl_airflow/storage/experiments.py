@@ -92,7 +92,10 @@ def claim(workspace: Path, experiment: str, dag_id: str, *, in_manifest: bool) -
 
 
 def may_have_others(layout: RunLayout) -> bool:
-    """Whether others train in the run's experiment: it has a name, or one of them named it."""
+    """Whether others have trained in the run's experiment: it has a name, or one noted itself.
+
+    Who has only claimed it may never train, and has left nothing to go on from.
+    """
     # An id that is too long to be named as an experiment may be too long for that file's name.
     return bool(layout.experiment_id) or (
         is_experiment(layout.training_id) and _place(layout).exists()

@@ -77,7 +77,9 @@ def test_a_state_goes_on_where_rank_0_alone_has_its_optimizers_variables(run_ran
     assert done.returncode == 0 and done.output.count("gone on\n") == 2, done.output
 
 
-@pytest.mark.parametrize("way", ["joins-session", "joins-function"])
+@pytest.mark.parametrize(
+    "way", ["joins-session", "joins-inline", "joins-eagerly", "joins-function"]
+)
 def test_a_rank_that_has_joined_in_a_graph_makes_room_with_the_others(
     mpirun, run_command, tmp_path: Path, way: str
 ):

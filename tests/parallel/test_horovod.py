@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import within
 from tests.parallel.conftest import HOROVOD_PATHS
+from tests.soak.driver import mpirun_command
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "horovod_checks.py"
 CHECKS = re.findall(r"^@check\ndef (\w+)", SCRIPT.read_text(), re.MULTILINE)
@@ -95,6 +97,57 @@ def test_a_script_without_horovodrun_updates_a_row_of_several_slices_once(output
     )
     # 1 - 0.1 * 6 / sqrt(0.1 + 6 ** 2)
     assert "table 1.0000 0.9001\n" in output, output
+
+
+_MOMENTS = """
+import keras
+import horovod.keras
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+WAY = {way!r}
+hvd.init()
+x = tf.ones([8, 4])
+if "TensorFlow 1" in WAY:
+    tf.compat.v1.disable_v2_behavior()
+    x = tf.constant(1.0, shape=[8, 4])
+layers = [hvd.SyncBatchNormalization()]
+if hvd.rank() == 0:
+    if "another" in WAY:  # to look at
+        hvd.SyncBatchNormalization()(x)
+        layers = [hvd.SyncBatchNormalization()]
+    else:
+        layers.append(hvd.SyncBatchNormalization())
+try:
+    if "TensorFlow 1" in WAY:
+        for layer in layers:
+            x = layer(x, training=True)
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(x)
+    else:
+        model = keras.Sequential([keras.Input([4]), *layers, keras.layers.Dense(1)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        model.fit(x, x[:, :1], verbose=0)
+except tf.errors.OpError as error:
+    print("<%d> it failed:" % hvd.rank(), " ".join(str(error).split()), flush=True)
+else:
+    print("<%d> it went on" % hvd.rank(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("way", ["a layer more", "another layer", "another layer, TensorFlow 1"])
+def test_layers_of_one_rank_alone_are_an_error_that_names_the_ranks(
+    mpirun, run_command, tmp_path: Path, way: str
+):
+    (script := tmp_path / "train.py").write_text(_MOMENTS.format(way=way))
+    environment = {"PYTHONPATH": HOROVOD_PATHS, "DDL_STALL_TIMEOUT": f"{within(3):.1f}"}
+    ended = run_command(mpirun_command(2, sys.executable, str(script)), environment, 240)
+    for rank in range(2):
+        (said,) = [line for line in ended.lines_of(rank) if line.startswith("it ")]
+        assert said.startswith("it failed:") and "SyncBatchNormalization.mean" in said, said
+        other = 'rank 1 did not come within .*; rank 1 waits for AllReduce "'
+        assert re.search(other if "1" in way else 'rank 1 runs .*, rank 0 runs AllReduce "', said)
 
 
 @pytest.fixture

@@ -226,7 +226,7 @@ class Cluster:
         try:
             return self._object(self._ask("GET", f"{_path(namespace, kind)}/{name}"))
         except Refused as refused:
-            if self._is_absent(refused):
+            if self._is_absent(refused, kind):
                 return None
             raise
 
@@ -241,7 +241,7 @@ class Cluster:
             self._ask("DELETE", f"{_path(namespace, kind)}/{name}", body)
         except Refused as refused:
             # 409: another one has that name by now.
-            if refused.code != 409 and not self._is_absent(refused):
+            if refused.code != 409 and not self._is_absent(refused, kind):
                 raise
 
     def list(self, namespace: str, kind: str, **query: str) -> list[dict[str, Any]]:
@@ -265,11 +265,33 @@ class Cluster:
             if not more:
                 return found
 
-    def _is_absent(self, refused: Refused) -> bool:
+    def _is_absent(self, refused: Refused, kind: str) -> bool:
         """Whether there is no such object; raises for a 404 that need not be Kubernetes' own."""
-        if refused.code == 404 and refused.reason != "NotFound":
+        if refused.code == 404 and refused.reason != "NotFound" and not self._lacks(kind):
             raise self._other("HTTP status 404 and no reason") from refused
         return refused.code == 404
+
+    def _lacks(self, kind: str) -> bool:
+        """Whether the server lists what it has, and this kind of an operator is not among it.
+
+        It gives no reason where a definition, and all objects with it, has been removed.
+        """
+        *way, resource = _path("", kind).split("/")
+        version = "/".join(way[1:3])
+        if "." not in version.partition("/")[0]:  # every cluster has it
+            return False
+        try:
+            groups = self._ask("GET", "apis")
+            if groups["kind"] != "APIGroupList":
+                return False
+            known = {one["groupVersion"] for group in groups["groups"] for one in group["versions"]}
+            if version not in known:
+                return True
+            told = self._ask("GET", f"apis/{version}")
+            names = {one["name"] for one in told["resources"]}
+        except (Refused, *DAMAGED):
+            return False
+        return told.get("kind") == "APIResourceList" and resource not in names
 
     def _object(self, one: Any) -> dict[str, Any]:
         """What is one of the server's; raises for what is none, and would be found out late."""

@@ -21,10 +21,9 @@ constexpr int64_t kCuts = 2;
 constexpr int64_t kLag = 2;
 static_assert(HostGroup::kBuffers > kLag);
 
-// What a rank sends to all others in a round of messages, two of which are under way: each ends
-// within the limit for a peer that stands still, also where the link is slow.
+// What a rank sends to all others at most in a round of messages, two of which are under way: each
+// ends within the limit for a peer that stands still, also where the link is slow.
 constexpr int64_t kRoundBytes = int64_t{64} << 20;
-constexpr int64_t kMinSegmentBytes = int64_t{256} << 10;
 constexpr int64_t kRoundsUnderWay = 2;
 
 int64_t RoundUp(int64_t value) { return (value + kUnit - 1) / kUnit * kUnit; }
@@ -64,9 +63,14 @@ int64_t Exchange::Largest(const std::vector<int>& ranks) const {
   return largest;
 }
 
-Exchange Exchange::Without(const std::vector<int>& ranks) const {
+Exchange Exchange::BetweenHosts(const std::vector<int>& hosts) const {
   Exchange rest = *this;
-  for (const int rank : ranks) rest.sent_[rank] = rest.received_[rank] = {};
+  for (int from = 0; from < size_; ++from) {
+    if (hosts[from] == hosts[rank_]) rest.sent_[from] = rest.received_[from] = {};
+    for (int to = 0; to < size_; ++to) {
+      if (hosts[from] == hosts[to]) rest.nbytes_[from * size_ + to] = 0;
+    }
+  }
   return rest;
 }
 
@@ -150,7 +154,7 @@ Status AllToAllByMessages(Transport* transport, const void* in, void* out,
                           int64_t largest) {
   const int rank = transport->rank(), size = transport->size(), peers = size - 1;
   if (peers == 0) return Status();
-  const int64_t segment = std::max(kRoundBytes / peers, kMinSegmentBytes);
+  const int64_t segment = std::max<int64_t>(kRoundBytes / peers, 1);
   const int64_t rounds = (largest + segment - 1) / segment;
   static constexpr char kNothingLeft = 0;
   char* const ignored = transport->Scratch(kRoundsUnderWay * size);

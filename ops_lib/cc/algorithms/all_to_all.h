@@ -31,12 +31,12 @@ class Exchange {
   std::vector<Range> ReceivedFrom(const std::vector<int>& ranks) const;
   // The most that one of them sends to another.
   int64_t Largest(const std::vector<int>& ranks) const;
-  // The same without what this rank sends to these and gets from them.
-  Exchange Without(const std::vector<int>& ranks) const;
+  // The same without what ranks of one host send each other. `hosts`: the host of each rank.
+  Exchange BetweenHosts(const std::vector<int>& hosts) const;
 
  private:
   const int rank_, size_;
-  const std::vector<int64_t> nbytes_;
+  std::vector<int64_t> nbytes_;
   std::vector<Range> sent_, received_;
 };
 

@@ -377,7 +377,7 @@ Status HostsCommunicator::AllToAll(const void* in, void* out, const Exchange& ex
   DDL_RETURN_IF_ERROR(broken_);
   DDL_RETURN_IF_ERROR(
       KeepError(AllToAllThrough(memory_->channels.get(), in, out, exchange, here_)));
-  return KeepError(base_->AllToAll(in, out, exchange.Without(here_)));
+  return KeepError(base_->AllToAll(in, out, exchange.BetweenHosts(hosts_)));
 }
 
 }  // namespace ddl

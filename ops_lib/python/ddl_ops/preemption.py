@@ -43,8 +43,8 @@ _REPORT_S = 1.0
 # Of the file that tells of it, so that it can be written over.
 _RESERVED_BYTES = 256
 
-# Where TensorFlow has the classes of its errors.
-_ERRORS = "errors_impl.py"
+# Where TensorFlow has the classes of its errors, and the ops that run Python.
+_ERRORS, _OPS = "errors_impl.py", "script_ops.py"
 
 # Called with the step after which the ranks end, and the rank that saves for all.
 Save = Callable[[int, int], None]
@@ -182,13 +182,13 @@ def after_join(last: int) -> None:
     _, ending, of_steps, _ = _sums(0, 0)
     if not ending:
         return
-    if threading.current_thread() is threading.main_thread():
-        _end(of_steps // ending, last)
-    # SystemExit of an op is an error of its run, with which the script would fail, or go on.
     _State.ending = of_steps // ending, last
-    if signal.getsignal(signal.SIGURG) is not _hear:  # the script has taken it: nobody ends it then
-        _end_now()
-    os.kill(os.getpid(), signal.SIGURG)
+    if threading.current_thread() is threading.main_thread():
+        _end_outside(sys._getframe())
+    elif signal.getsignal(signal.SIGURG) is not _hear:
+        _end_now()  # the script has taken it: nobody ends it then
+    else:
+        os.kill(os.getpid(), signal.SIGURG)
     raise SystemExit(0)
 
 
@@ -238,22 +238,42 @@ def _sums(flag: int, step: int) -> list[int]:
 def _hear(_signum: int, frame: FrameType | None) -> None:
     if _State.ending is None:
         _State.asked = True
-    elif _makes_error(frame):
-        sys.setprofile(_end_behind)
     else:
+        _end_outside(frame)
+
+
+def _end_outside(frame: FrameType | None) -> None:
+    """In the main thread: ends at once, or as soon as it is out of TensorFlow's C++.
+
+    SystemExit of an op is an error of its run, with which the script would fail, or go on; and C++
+    that makes an error takes another one for its own fault.
+    """
+    outside = _caller_of_tensorflow(frame)
+    if outside is None:
         _end_now()
+        return
+
+    def end_behind(frame: FrameType, _event: str, _argument: Any) -> None:
+        """Of Python, at each call and return: C++ calls Python for the error's text, too."""
+        if frame is outside or not _is_called_by(outside, frame):
+            sys.setprofile(None)
+            _end_now()
+
+    sys.setprofile(end_behind)
 
 
-def _end_behind(frame: FrameType, _event: str, _argument: Any) -> None:
-    """Of Python, at each call and return: ends when the error is made, before the script has it."""
-    if not _makes_error(frame):
-        sys.setprofile(None)
-        _end_now()
+def _caller_of_tensorflow(frame: FrameType | None) -> FrameType | None:
+    """What waits for TensorFlow's C++, which makes an error or runs an op; None if nothing does."""
+    caller = None
+    while frame is not None:
+        if Path(frame.f_code.co_filename).name in (_ERRORS, _OPS):
+            caller = frame.f_back
+        frame = frame.f_back
+    return caller
 
 
-def _makes_error(frame: FrameType | None) -> bool:
-    """Whether TensorFlow's C++ makes an error of Python: it takes another one for its own fault."""
-    while frame is not None and Path(frame.f_code.co_filename).name != _ERRORS:
+def _is_called_by(caller: FrameType, frame: FrameType | None) -> bool:
+    while frame is not None and frame is not caller:
         frame = frame.f_back
     return frame is not None
 

@@ -31,6 +31,10 @@ FAILED = 3
 _SAVED_MODEL = "saved_model.pb"
 
 
+class NotMoved(TransformError):
+    """What stands in the place of the model is another user's, and is not to be moved."""
+
+
 def transform(arguments: argparse.Namespace) -> dict[str, Any]:
     """Does the work of the command line and returns the report.
 
@@ -56,7 +60,7 @@ def transform(arguments: argparse.Namespace) -> dict[str, Any]:
         return try_written(arguments)  # where Keras 2 saves so, scripts write what is to be served
     try:
         report = _transformed(arguments, leftovers)
-    except serving_trial.ModelRejected:
+    except (serving_trial.ModelRejected, NotMoved):
         raise
     except TransformError as unusable:
         if not may_take_written:
@@ -132,7 +136,7 @@ def _transformed(arguments: argparse.Namespace, leftovers: checkpoints.Leftovers
         files = _files(partial)
         if others := _others_than_a_model(arguments.export_dir):
             aside = _aside(arguments.export_dir)
-            arguments.export_dir.replace(aside)
+            _move(arguments.export_dir, aside)
             warnings.append(
                 f"{arguments.export_dir.name} had no {_SAVED_MODEL}, but {others}: now in "
                 f"{aside.name}"
@@ -177,8 +181,8 @@ def try_written(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     if written != export_dir:
         aside = _aside(export_dir)
-        export_dir.replace(aside)
-        (aside / written.name).replace(export_dir)
+        _move(export_dir, aside)
+        _move(aside / written.name, export_dir)
         with suppress(OSError):  # something else is in it, too
             aside.rmdir()
         rest = f"; what was beside it is in {aside.name}" if aside.exists() else ""
@@ -260,7 +264,7 @@ def _publish(partial: Path, export_dir: Path) -> None:
     old = export_dir.with_name(f".{export_dir.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if export_dir.exists():
-        export_dir.replace(old)
+        _move(export_dir, old)
     try:
         partial.replace(export_dir)
     except OSError:
@@ -268,6 +272,24 @@ def _publish(partial: Path, export_dir: Path) -> None:
             old.replace(export_dir)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _move(source: Path, target: Path) -> None:
+    """As of another user, for whom an earlier try ran, it may have to stay where it is.
+
+    Raises:
+        NotMoved: it does.
+    """
+    try:
+        source.replace(target)
+    except OSError as error:
+        in_the_way = f", where {target} is" if os.path.lexists(target) else ""
+        raise NotMoved(
+            f"{source} cannot be moved to {target.name}{in_the_way} ({error.strerror}). It is of "
+            f"user id {source.lstat().st_uid}, its folder of user id "
+            f"{source.parent.stat().st_uid}, and transform runs as user id {os.geteuid()}. Remove "
+            "what an earlier try made there as its owner, and clear transform."
+        ) from error
 
 
 def _port(text: str) -> tuple[str, str]:

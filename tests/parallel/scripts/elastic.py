@@ -2,10 +2,11 @@
 
 Arguments: WAY FOLDER. WAY is `phases`: a loop of its own with one state, then fit() with another;
 `session`: a state of TensorFlow 1, alone; `optimizers`: of other variables than all weights in
-their order, alone; `ahead`: where rank 0 alone has an optimizer with variables; or `joins-session`
-and `joins-function`: rank 0 has fewer steps, and joins there. Rank 0, or rank 1 where that joins,
-appends each step that it has done to FOLDER/steps. What is to happen is at the places that call
-`once`.
+their order, alone; `ahead`: where rank 0 alone has an optimizer with variables; or `joins-session`,
+`joins-inline` (a session that runs its ops in the main thread), `joins-function` and
+`joins-eagerly`: rank 0 has fewer steps, and joins in an op there. Rank 0, or rank 1 where that
+joins, appends each step that it has done to FOLDER/steps. What is to happen is at the places that
+call `once`.
 """
 
 from __future__ import annotations
@@ -269,7 +270,7 @@ def ahead() -> None:
         train(state)
 
 
-def joins(in_session: bool) -> None:
+def joins(where: str) -> None:
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -277,9 +278,10 @@ def joins(in_session: bool) -> None:
     hvd.init()
     with contextlib.ExitStack() as stack:
         session = None
-        if in_session:
+        if where in ("session", "inline"):
             stack.enter_context(tf.Graph().as_default())
-            session = stack.enter_context(v1.Session())
+            config = v1.ConfigProto(inter_op_parallelism_threads=-1 if where == "inline" else 0)
+            session = stack.enter_context(v1.Session(config=config))
         weight = v1.get_variable("weight", initializer=0.0, use_resource=True)
 
         def step():
@@ -288,8 +290,10 @@ def joins(in_session: bool) -> None:
         if session:
             session.run(weight.initializer)
             step, join = (functools.partial(session.run, one) for one in (step(), hvd.join()))
-        else:
+        elif where == "function":
             join = tf.function(lambda: hvd.join() + 0)
+        else:
+            join = functools.partial(tf.py_function, hvd.join, [], tf.int32)
         state = hvd.elastic.TensorFlowState([weight], session, batch=0)
 
         @hvd.elastic.run
@@ -319,6 +323,8 @@ def joins(in_session: bool) -> None:
     "session": session,
     "optimizers": optimizers,
     "ahead": ahead,
-    "joins-session": lambda: joins(True),
-    "joins-function": lambda: joins(False),
+    **{
+        f"joins-{where}": functools.partial(joins, where)
+        for where in ("session", "inline", "function", "eagerly")
+    },
 }[WAY]()

@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -161,6 +162,50 @@ TEST(LargeExchangesBetweenHostsAreExact) {
   CHECK(sent[0] == nbytes[1] + 6 && sent[1] == nbytes[7] + 8 && sent[2] == 9 && sent[3] == 1008,
         std::to_string(sent[0]) + " " + std::to_string(sent[1]) + " " + std::to_string(sent[2]) +
             " " + std::to_string(sent[3]));
+}
+
+// One rank of many, whose others always answer at once. No bytes move.
+class CountingTransport : public ddl::Transport {
+ public:
+  explicit CountingTransport(int size) : size_(size) {}
+  int rank() const override { return 0; }
+  int size() const override { return size_; }
+  ddl::Status Send(int, const void*, int64_t nbytes) override {
+    total += nbytes;
+    sent_ += nbytes;
+    return ddl::Status();
+  }
+  ddl::Status Receive(int, void*, int64_t) override { return ddl::Status(); }
+  ddl::Status AwaitReceive() override {
+    most_at_once = std::max(most_at_once, sent_);
+    sent_ = 0;
+    return ddl::Status();
+  }
+  ddl::Status AwaitSends(int64_t) override { return ddl::Status(); }
+  void Interrupt() override {}
+
+  int64_t total = 0, most_at_once = 0;
+
+ private:
+  const int size_;
+  int64_t sent_ = 0;
+};
+
+TEST(RoundsBetweenHostsKeepTheirLimitWhateverTheNumberOfRanks) {
+  for (const int size : {2, 257, 258, 2000}) {
+    constexpr int64_t kRound = int64_t{64} << 20;
+    const int64_t nbytes = 3 * kRound / (size - 1);
+    std::vector<char> in(nbytes), out(nbytes);
+    std::vector<Range> ranges(size, Range{0, nbytes});
+    ranges[0] = {};
+    CountingTransport transport(size);
+    CHECK(ddl::AllToAllByMessages(&transport, in.data(), out.data(), ranges, ranges, nbytes).ok(),
+          "");
+    const std::string where = std::to_string(size) + " ranks: ";
+    CHECK(transport.total >= nbytes * (size - 1), where + std::to_string(transport.total));
+    // The first two are begun together.
+    CHECK(transport.most_at_once <= 2 * kRound, where + std::to_string(transport.most_at_once));
+  }
 }
 
 TIMED_TEST(DeathOfARankEndsAnExchange) {

@@ -45,10 +45,12 @@ class BaseCommunicator : public ThreadCommunicator {
 };
 
 // Runs `function` on ranks_on[h] ranks of each host h, each with so many channels. Returns the
-// bytes of tensors that each host has sent.
+// bytes of tensors that each host has sent between the ranks with the same number on theirs;
+// `past_columns` gets those that each rank has sent else.
 inline std::vector<int64_t> RunOnHosts(
     const std::vector<int>& ranks_on, const std::function<void(ddl::Communicator&)>& function,
-    double timeout_s = 60, Mailboxes* mailboxes = nullptr, int channels = 1) {
+    double timeout_s = 60, Mailboxes* mailboxes = nullptr, int channels = 1,
+    std::vector<int64_t>* past_columns = nullptr) {
   Mailboxes own;
   if (mailboxes == nullptr) mailboxes = &own;
   const int hosts = static_cast<int>(ranks_on.size());
@@ -95,6 +97,9 @@ inline std::vector<int64_t> RunOnHosts(
     }
   }
   for (std::thread& thread : threads) thread.join();
+  for (int rank = 0; past_columns != nullptr && rank < size; ++rank) {
+    past_columns->push_back(all.SentBytes(rank));
+  }
   std::vector<int64_t> sent(hosts, 0);
   for (int host = 0; host < hosts; ++host) {
     for (const auto& network : networks) sent[host] += network->SentBytes(host);

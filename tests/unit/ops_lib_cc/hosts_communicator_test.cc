@@ -124,6 +124,31 @@ TEST(ExchangesOverHostsAreExact) {
   }
 }
 
+// Rounds are for what travels between hosts; in each, every pair of ranks has a message.
+TEST(WhatStaysWithinAHostMakesNoRoundsBetweenHosts) {
+  constexpr int kSize = 3;
+  std::vector<int64_t> nbytes(kSize * kSize, 10);
+  nbytes[0 * kSize + 1] = (int64_t{64} << 20) / (kSize - 1) * 2;  // both are of the first host
+  std::vector<int64_t> sent;
+  RunOnHosts(
+      {2, 1},
+      [&](Communicator& group) {
+        const ddl::Exchange exchange(group.rank(), kSize, nbytes);
+        std::vector<char> in(exchange.sent(kSize - 1).end, static_cast<char>(group.rank() + 1));
+        std::vector<char> out(exchange.received(kSize - 1).end);
+        CHECK(group.AllToAll(in.data(), out.data(), exchange).ok(), "");
+        for (int from = 0; from < kSize; ++from) {
+          const ddl::Range block = exchange.received(from);
+          CHECK(std::count(out.begin() + block.begin, out.begin() + block.end,
+                           static_cast<char>(from + 1)) == block.count(),
+                std::to_string(from));
+        }
+      },
+      60, nullptr, 1, &sent);
+  CHECK(sent == (std::vector<int64_t>{10, 10, 20}),
+        std::to_string(sent[0]) + " " + std::to_string(sent[1]) + " " + std::to_string(sent[2]));
+}
+
 TEST(SmallestOverHostsIsExact) {
   RunOnHosts({2, 1}, [](Communicator& group) {
     std::vector<int8_t> values(100'001), want(values.size());

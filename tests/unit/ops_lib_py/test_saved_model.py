@@ -268,6 +268,26 @@ def test_a_chosen_step_gives_that_steps_weights(bench: Bench) -> None:
     np.testing.assert_allclose(report["prediction"]["logits"], logits(20)[:8], rtol=1e-4)
 
 
+@pytest.mark.parametrize("left_by", ["a folder where each moves its own", "a try that could not"])
+def test_a_model_of_another_user_that_is_not_to_be_moved_is_named(trainer, left_by: str) -> None:
+    """As of tries before `run_ranks_as` was set: it was a traceback."""
+    result = trainer.place / "result"
+    model, partial = result / "model", result / ".model.partial"
+    for folder in (result, model, result / ".model.old"):
+        folder.mkdir()
+        (folder / "saved_model.pb").touch()
+    sticky = left_by == "a folder where each moves its own"
+    result.chmod(0o1777 if sticky else 0o777)
+    if sticky:
+        shutil.rmtree(result / ".model.old")
+    said = rf"{model} cannot be moved to .model.old.*user id 0.*user id {trainer.uid}\. Remove"
+    with trainer.acting():
+        partial.mkdir()
+        with pytest.raises(saved_model.NotMoved, match=said):
+            saved_model._publish(partial, model)
+    assert (model / "saved_model.pb").exists()
+
+
 def test_a_new_model_replaces_the_one_before_whole(bench: Bench) -> None:
     bench.succeed("--checkpoint", "5")
     (bench.model / "of_the_first").touch()

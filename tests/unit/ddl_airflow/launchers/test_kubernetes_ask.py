@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -589,6 +590,82 @@ def test_a_job_that_is_not_there_is_none(absent, tmp_path):
     assert launcher.find(launcher.expected(job)).number == 0
     launcher.cancel(launcher.expected(job))
     Cluster().delete("vision", "Job", "one", "0001-1")
+
+
+class Discovered(BaseHTTPRequestHandler):
+    """An API server as it answers for a path that it has not: in plain text."""
+
+    def do_GET(self) -> None:
+        said = self.server.lists.get(self.path)  # type: ignore[attr-defined]
+        self.send_response(200 if said else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps(said).encode() if said else b"404 page not found\n")
+
+    do_DELETE = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def groups_of(*versions: str) -> dict[str, Any]:
+    """The API server's list of these versions, such as ``batch/v1``."""
+    groups = [
+        {"name": one.partition("/")[0], "versions": [{"groupVersion": one}]} for one in versions
+    ]
+    return {"kind": "APIGroupList", "groups": groups}
+
+
+_MPI = "kubeflow.org/v2beta1"
+_RESOURCES = {"kind": "APIResourceList", "groupVersion": _MPI}
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        {"/apis": groups_of("batch/v1")},
+        {
+            "/apis": groups_of("batch/v1", _MPI),
+            f"/apis/{_MPI}": {**_RESOURCES, "resources": [{"name": "tfjobs"}]},
+        },
+    ],
+    ids=["its-group", "of-its-group-alone"],
+)
+def test_a_job_of_a_kind_that_the_cluster_has_no_longer_is_none(
+    tmp_path, monkeypatch, lists: dict[str, Any]
+):
+    """It went with the operator's CRD. A cancel asked again without end."""
+    with named(Discovered, tmp_path, monkeypatch) as one:
+        one.lists |= lists  # type: ignore[attr-defined]
+        launcher = KubernetesLauncher()
+        handle = replace(launcher.expected(job_in(tmp_path, "one/train-1")), place="mpi:vision/one")
+        assert launcher.find(handle).number == 0
+        launcher.cancel(handle)
+        Cluster().delete("vision", "MPIJob", "one", "0001-1")
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        {},
+        {"/apis": {"status": "ok"}},
+        {"/apis": {"kind": "APIGroupList", "groups": "none"}},
+        {"/apis": groups_of("batch/v1", _MPI)},
+        {"/apis": groups_of("batch/v1", _MPI), f"/apis/{_MPI}": {"resources": []}},
+        {
+            "/apis": groups_of("batch/v1", _MPI),
+            f"/apis/{_MPI}": {**_RESOURCES, "resources": [{"name": "mpijobs"}]},
+        },
+    ],
+)
+def test_a_path_that_is_not_found_of_a_kind_that_may_be_there_is_no_word_on_a_job(
+    tmp_path, monkeypatch, lists: dict[str, Any]
+):
+    with named(Discovered, tmp_path, monkeypatch) as one:
+        one.lists |= lists  # type: ignore[attr-defined]
+        for kind in ("MPIJob", "Job", "Pod"):
+            with pytest.raises(LaunchError, match=r"404.*proxy.*may run on") as caught:
+                Cluster().delete("vision", kind, "one", "0001-1")
+            assert caught.value.retryable
 
 
 class Paged(BaseHTTPRequestHandler):

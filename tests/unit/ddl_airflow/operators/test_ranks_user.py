@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.load import load_manifest
-from ddl_airflow.lineage.record import has_part
+from ddl_airflow.lineage.record import has_part, write_part
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.operators.base import layout_of
 from ddl_airflow.site import training_of
@@ -234,6 +234,28 @@ def test_a_user_that_is_not_there_is_named(run, monkeypatch):
     dag, context, _ = run
     with pytest.raises(AirflowFailException, match=r"no user 'no-such-user'.*run_ranks_as"):
         dag.get_task("stage_data").execute(context)
+
+
+def test_files_that_neither_user_may_move_back_are_named_with_their_folder(run, monkeypatch):
+    """As of Airflow's user before, in a folder where each moves its own (sticky)."""
+    dag, context, layout = run
+    for name in ("stage_data", "train"):
+        dag.get_task(name).execute(context)
+    said = {"wrote_model": True, "wrote_saved_model": False, "metrics": {}, "measurements": []}
+    write_part(layout, "train", {"result": said})
+    moved = layout.result / "model.of-training"
+    moved.mkdir()
+    os.chown(layout.result, 1, -1)
+    layout.result.chmod(0o3770)
+
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    words = rf"{moved}, .* cannot be moved to model.* user id 0, .* user id 1 .*3770.* clear trans"
+    with pytest.raises(AirflowFailException, match=f"TransformError: {words}"):
+        dag.get_task("transform").execute(context)
+    assert moved.is_dir()
 
 
 def test_later_steps_read_the_copy_of_a_named_experiment(run, trainer, context_of):

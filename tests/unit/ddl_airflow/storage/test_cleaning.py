@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,7 +19,7 @@ from ddl_airflow.lineage.record import Run, fix_run, keep_so_far
 from ddl_airflow.storage import cleaning
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.cleaning import Rules, clean_workspace, rules
-from ddl_airflow.storage.filesystem import FolderStore, alone_in
+from ddl_airflow.storage.filesystem import FolderStore, alone_in, lock_of
 from ddl_airflow.storage.staging import stage
 from tests.integration.disk import tiny_disk
 from tests.limits import until, within
@@ -79,6 +80,30 @@ def test_an_old_run_goes_with_its_own_experiment_and_a_newer_one_stays(run, tmp_
     assert (removed.what, removed.place) == ("experiment", str(wide))
     # Who trained in it before is of no further interest.
     assert [note.exists() for note in notes] == [False, True]
+
+
+def test_a_file_of_several_names_takes_its_room_once(run, tmp_path):
+    """As scripts link the best checkpoint; and as a bind mount shows a folder again."""
+    layout = run("old")
+    before = sum(one.nbytes for one in clean_workspace(tmp_path, KEEP, dry_run=True))
+    weights = layout.result / "weights"
+    weights.write_bytes(bytes(5000))
+    os.link(weights, layout.result / "best")
+    os.link(weights, layout.experiment / "kept")
+    (there := layout.result / "again").mkdir()
+    age(layout.root, 40), age(layout.experiment, 40)
+    mounted = (
+        os.geteuid() == 0
+        and not subprocess.run(
+            ["mount", "--bind", str(layout.checkpoints), str(there)], stderr=subprocess.DEVNULL
+        ).returncode
+    )
+    try:
+        found = list(clean_workspace(tmp_path, KEEP, dry_run=True))
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(there)], check=True)
+    assert sum(one.nbytes for one in found) - before == 5000, found
 
 
 def test_the_longest_names_keep_nothing_from_being_removed(run, tmp_path):
@@ -343,9 +368,17 @@ def test_whoever_is_killed_while_cleaning_leaves_runs_whole_or_for_the_next(
     def files(layout):
         return {path.name for path in layout.root.rglob("*") if path.is_file()}
 
-    expected = files(run("whole", days=1))
-    for killed_at in range(8):
-        layout = run(f"old{killed_at}")
+    whole = run("whole", days=1)
+    expected = files(whole)
+    with alone_in(whole.experiment, "a try"):
+        pass
+    trainings_file(tmp_path, whole.training_id).parent.mkdir()
+    for killed_at in range(9):
+        # The name of a lock is the end of the training's, where that is long.
+        layout = run(f"old{killed_at}", dag_id="digits" if killed_at % 2 else "a" * 200)
+        note = trainings_file(tmp_path, layout.training_id)
+        if killed_at % 2:
+            note.write_text("{}")
         done = iter(range(100))
 
         def dying(operation, *args, **kwargs):
@@ -363,6 +396,8 @@ def test_whoever_is_killed_while_cleaning_leaves_runs_whole_or_for_the_next(
         list(clean_workspace(tmp_path, KEEP))
         assert left(tmp_path) == ["whole", "whole"]
         assert not list(tmp_path.rglob(".removing-*"))
+        assert [*tmp_path.glob("experiments/.*.lock")] == [lock_of(whole.experiment)]
+        assert not note.exists()
 
 
 def test_the_cache_keeps_to_its_budget_and_what_runs_use(run, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from ddl_airflow.core.errors import FileRefused, SettingInvalid
 from ddl_airflow.core.layout import RunLayout, training_id
-from ddl_airflow.storage.experiments import claim, forget_trainings, may_have_others
+from ddl_airflow.storage.experiments import claim, forget_trainings, may_have_others, note_training
 
 
 def test_an_experiment_is_the_dags_that_had_it_first(tmp_path):
@@ -73,3 +74,18 @@ def test_a_training_whose_id_is_as_long_as_a_files_name_may_be_has_its_experimen
     assert len(layout.training_id) > 250
     assert not may_have_others(layout)
     forget_trainings(tmp_path, layout.training_id)
+
+
+def test_an_experiment_that_is_claimed_stays_open_and_has_others_once_one_trains(tmp_path):
+    """Claimed before it is opened to the ranks, noted before they begin: neither is the other."""
+    owner = RunLayout(tmp_path, "a", training_id("a", "first", "site"), ranks_group=os.getgid())
+    other = RunLayout(tmp_path, "a", training_id("a", "second", "site"), owner.training_id)
+    owner.create()
+    claim(tmp_path, owner.training_id, "a", in_manifest=False)
+    owner.open_to_ranks()
+    opened = owner.experiment.stat().st_mode
+    owner.close_to_ranks()
+    assert owner.experiment.stat().st_mode == opened
+    assert not may_have_others(owner)
+    note_training(other, None)
+    assert may_have_others(owner)
