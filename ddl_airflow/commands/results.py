@@ -23,6 +23,7 @@ from ddl_airflow.lineage.production import (
     LATEST,
     PRODUCTION,
     dags_in,
+    passed_over,
     promote,
     read_pointer,
     rollback,
@@ -80,6 +81,8 @@ def _production(options: argparse.Namespace) -> int:
 def _rollback(options: argparse.Namespace) -> int:
     store, dag_id = _results_of(options.uri)
     pointer = rollback(store, dag_id, options.to, by=_who(), reason=options.reason)
+    for place, why in passed_over(pointer).items():
+        print(f"note: {place} is passed over: it holds {why}", file=sys.stderr)
     print(f"in production again: {pointer['model']}")
     return 0
 
