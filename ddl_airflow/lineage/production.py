@@ -100,7 +100,8 @@ def read_pointer(store: ObjectStore, dag_id: str, name: str) -> Pointer | None:
         earlier ones, the newest first, and whether each was withdrawn. history: every change, the
         newest first: number, event, publication, training_id, at, by and reason, and perhaps
         digest; of going back withdrawn, from which publications, and perhaps passed_over, each with
-        what it holds. What one does not have because it was written by an earlier version of ours is empty.
+        what it holds. What one does not have because it was written by an earlier version of ours
+        is empty.
 
     Raises:
         NoPointer: what is there has nothing of a pointer.

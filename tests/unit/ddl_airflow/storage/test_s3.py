@@ -440,6 +440,16 @@ def test_data_in_an_archive_is_named_with_what_to_do(client, tmp_path, monkeypat
     assert stage(store, Cache(tmp_path / "cache"), tmp_path / "data").fetched == 1
 
 
+def test_of_what_is_in_an_archive_the_class_is_named_where_the_store_says_it():
+    said = {"Code": "InvalidObjectState", "StorageClass": "DEEP_ARCHIVE"}
+    answer = {"Error": said, "ResponseMetadata": {"HTTPStatusCode": 403}}
+    with (
+        pytest.raises(ObjectArchived, match=r"^s3://b/k at .* archived, in storage class DEEP_ARC"),
+        s3_errors("s3://b/k", "http://host", 9),
+    ):
+        raise aws.ClientError(answer, "GetObject")
+
+
 def test_prefix_is_a_folder_and_not_the_start_of_a_name(client):
     for key in ("mnist/a", "mnist2/b", "mnist"):
         client.put_object(Bucket="bucket", Key=key, Body=b"1")
