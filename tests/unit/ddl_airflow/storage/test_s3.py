@@ -422,6 +422,10 @@ def test_a_model_in_an_archive_is_not_whole_until_it_is_restored(client, tmp_pat
     assert missing_from(place) == []
     to_archive(client, f"archive-{storage_class}/{done.name}/{SUCCESS}", storage_class)
     assert missing_from(place) == [SUCCESS]
+    # Nor does that keep anybody from publishing once more.
+    to_archive(client, f"archive-{storage_class}/{again.name}/{SUCCESS}", storage_class)
+    third = publish(files, store)
+    assert third.name not in (done.name, again.name) and publish(files, store) == third
 
 
 @pytest.mark.parametrize("direct", [True, False])
