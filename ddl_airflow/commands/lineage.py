@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from ddl_airflow.commands.options import BY_ENVIRONMENT, Commands
-from ddl_airflow.commands.results import absolute, open_place, place_in_results
-from ddl_airflow.core.errors import DAMAGED, DdlError, NoSuchModel
+from ddl_airflow.commands.results import absolute, open_place, place_in_results, without_model
+from ddl_airflow.core.errors import DAMAGED, DdlError, NoSuchModel, ObjectArchived
 from ddl_airflow.lineage.compare import compare
 from ddl_airflow.lineage.index import (
     Summary,
@@ -50,9 +50,17 @@ from ddl_airflow.storage.publication import (
     marker_of,
     own_name,
     publications,
+    published_at,
     results_in,
 )
-from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore
+from ddl_airflow.storage.store import (
+    RETIRED,
+    SUCCESS,
+    ObjectStore,
+    StoredObject,
+    why_archived,
+    why_archived_at,
+)
 
 # Trainings in one message.
 _MOST_NAMED = 10
@@ -154,7 +162,11 @@ def _show(options: argparse.Namespace) -> int:
     store = publication_at(options.uri)
     record = read_record(store)
     problems = check_files(record, store)
-    is_published = _is_as_published(store)
+    why_unknown = f"no {SUCCESS} beside it lists it"
+    try:
+        is_published = _is_as_published(store)
+    except ObjectArchived:
+        is_published, why_unknown = None, f"its {SUCCESS} is {why_archived_at(store, SUCCESS)}"
     if is_published is False:
         problems.append(f"{store.uri}/{LINEAGE} is not the file that was published")
     if options.json:
@@ -173,8 +185,7 @@ def _show(options: argparse.Namespace) -> int:
     for problem in problems:
         print(f"ddl-airflow: {problem}", file=sys.stderr)
     if is_published is None:
-        why = f"no {SUCCESS} beside it lists it"
-        print(f"note: whether {LINEAGE} was changed is not known: {why}", file=sys.stderr)
+        print(f"note: whether {LINEAGE} was changed is not known: {why_unknown}", file=sys.stderr)
     if not problems:
         print(f"{len(record['result']['files'])} files are as recorded", file=sys.stderr)
     return 1 if problems else 0
@@ -538,10 +549,18 @@ def _in_production(store: ObjectStore, record: Mapping[str, Any]) -> bool | None
 
 
 def read_record(store: ObjectStore) -> dict[str, Any]:
-    """The record of a publication. Raises DdlError if it is damaged, or another file."""
+    """The record of a publication.
+
+    Raises:
+        ObjectArchived: it is in an archive; the message says in which storage class.
+        DdlError: it is damaged, or another file.
+    """
     try:
         record: dict[str, Any] = json.loads(store.read_bytes(LINEAGE))
         _ = [file["key"] for file in record["result"]["files"]]
+    except ObjectArchived as error:
+        why = why_archived_at(store, LINEAGE)
+        raise ObjectArchived(f"{store.uri}/{LINEAGE} is {why}") from error
     except DAMAGED as error:
         raise _no_lineage(store, error) from error
     return record
@@ -554,19 +573,63 @@ def _no_lineage(store: ObjectStore, error: Exception) -> DdlError:
     )
 
 
+def _notes_on_others(
+    store: ObjectStore, listed: Iterable[StoredObject], there: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
+    """What to say of a training's publications beside the one that is taken.
+
+    Args:
+        store: the training's place.
+        listed: its objects.
+        there: its publications with a marker, the newest first, which is taken.
+    """
+    newest, *others = there
+    training_id = unquote(store.uri.rpartition("/")[2])
+    if others:
+        more = f" and {len(others) - _MOST_NAMED} more" * (len(others) > _MOST_NAMED)
+        yield (
+            f"{training_id} has {len(others) + 1} publications, and this is the newest, {newest}. "
+            f"The others: {', '.join(others[:_MOST_NAMED])}{more}"
+        )
+    changed: dict[str, float] = {}
+    marked = 0.0
+    withdrawn = set()
+    for obj in listed:
+        name, _, key = obj.key.partition("/")
+        changed[name] = max(changed.get(name, 0.0), obj.modified)
+        if obj.key == f"{newest}/{SUCCESS}":
+            marked = published_at(there[newest], obj.modified)
+        if key == RETIRED:
+            withdrawn.add(name)
+    for name in sorted(changed.keys() - there.keys() - withdrawn):
+        if re.fullmatch(PUBLICATION, name) and changed[name] > marked:
+            yield (
+                f"{training_id}/{name} is newer than this one, {newest}, and has no whole "
+                f"{SUCCESS}: it is being published, its upload was cut off, or the file was lost "
+                f"or archived. `ddl-airflow verify {store.uri}/{name}` says more"
+            )
+
+
 def publication_at(uri: str) -> ObjectStore:
-    """Where a training's lineage is: at the place itself, or in its newest publication.
+    """Where a training's lineage is: at the place itself, or in its newest publication; then it is
+    said on stderr if there are others.
 
     Raises:
+        ObjectArchived: of what was published there each marker is in an archive.
         NoSuchModel: it is the place of a DAG, or of several trainings; the message names them.
     """
-    uri = uri.rstrip("/").removesuffix(f"/{LINEAGE}").removesuffix("/model").rstrip("/")
+    uri = without_model(uri)
     store = open_place(uri)
     if store.exists(LINEAGE):
         return store
     listed = results_in(store)  # it may be the whole place, at the top of a disk
     if there := publications(store, listed):
+        for note in _notes_on_others(store, listed, there):
+            print(printable(f"note: {note}"), file=sys.stderr)
         return store.at(next(iter(there)))
+    for one in listed:
+        if one.archived and re.fullmatch(rf"{PUBLICATION}/{SUCCESS}", one.key):
+            raise ObjectArchived(f"{uri}/{one.key} is {why_archived(one.archived)}")
     pointers = {f"{name}.json": name for name in (LATEST, PRODUCTION)}
     results, _, dag_id = absolute(uri).rpartition("/")
     found = [name for key, name in pointers.items() if any(one.key == key for one in listed)]

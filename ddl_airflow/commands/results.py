@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -17,18 +18,21 @@ from ddl_airflow.core.errors import (
     ConnectionInvalid,
     NoSuchModel,
     SourceMissing,
+    StagingError,
 )
 from ddl_airflow.core.manifest.sections.stores import kind_of_uri, store_kinds
 from ddl_airflow.lineage.production import (
     LATEST,
     PRODUCTION,
     dags_in,
+    passed_over,
     promote,
     read_pointer,
     rollback,
 )
+from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.storage.publication import PUBLICATION
-from ddl_airflow.storage.store import ObjectStore
+from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore
 from ddl_airflow.storage.stores import open_by_environment
 
 
@@ -80,6 +84,8 @@ def _production(options: argparse.Namespace) -> int:
 def _rollback(options: argparse.Namespace) -> int:
     store, dag_id = _results_of(options.uri)
     pointer = rollback(store, dag_id, options.to, by=_who(), reason=options.reason)
+    for place, why in passed_over(pointer).items():
+        print(f"note: {place} is passed over: it holds {why}", file=sys.stderr)
     print(f"in production again: {pointer['model']}")
     return 0
 
@@ -141,6 +147,29 @@ def place_in_results(uri: str) -> tuple[str, str]:
         place = f"{training}/{place}"
     # The URI of a folder has what is not ASCII as %C3%A4.
     return results, unquote(place) if uri.startswith("file:") else place
+
+
+def without_model(uri: str) -> str:
+    """The URI of a publication, or of what else is asked about, where somebody has given that of
+    its model or its record.
+
+    Results, or a DAG, may be called ``model`` as well. So may a file of a training's be in its
+    folder of that name, and then it is none of them.
+    """
+    uri = uri.rstrip("/").removesuffix(f"/{LINEAGE}").rstrip("/")
+    above, slash, name = uri.rpartition("/")
+    if name != "model" or not slash or not above or above.endswith(":/"):
+        return uri
+    if re.fullmatch(PUBLICATION, above.rpartition("/")[2]):
+        return above
+    with suppress(StagingError):  # who asks may have no rights there
+        place = open_place(above)
+        if any(place.exists(key) for key in (LINEAGE, SUCCESS, RETIRED)):
+            return above
+    try:
+        return uri if open_place(uri).names() else above
+    except SourceMissing:
+        return above
 
 
 def open_place(uri: str, within: Sequence[Path] | None = None) -> ObjectStore:

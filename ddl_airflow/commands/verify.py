@@ -8,12 +8,13 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ddl_airflow.commands.lineage import publication_at
 from ddl_airflow.commands.options import BY_ENVIRONMENT, Commands
-from ddl_airflow.commands.results import open_place, place_in_results
-from ddl_airflow.core.errors import DAMAGED, DdlError, NoSuchModel, SourceMissing
+from ddl_airflow.commands.results import open_place, place_in_results, without_model
+from ddl_airflow.core.errors import DAMAGED, DdlError, NoSuchModel, ObjectArchived, SourceMissing
 from ddl_airflow.evidence.verification import Verdict, verify
 from ddl_airflow.lineage.index import FOLDER, lost
 from ddl_airflow.lineage.production import dags_among
@@ -43,7 +44,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    uri = options.uri.rstrip("/").removesuffix(f"/{LINEAGE}").removesuffix("/model").rstrip("/")
+    uri = without_model(options.uri)
     place = open_place(uri)
     if _is_results(place):
         return _verify_results(place, options)
@@ -152,11 +153,13 @@ def _newest(place: ObjectStore) -> tuple[str, str]:
         name, _, key = obj.key.partition("/")
         if re.fullmatch(PUBLICATION, name):
             found[name][key] = obj.modified
-    marked = {
-        name: published_at(marker_of(place.at(name)), keys[SUCCESS])
-        for name, keys in found.items()
-        if SUCCESS in keys
-    }
+    marked = {}
+    for name, keys in found.items():
+        if SUCCESS in keys:
+            marker = {}
+            with suppress(ObjectArchived):  # then a listing says when it was put there
+                marker = marker_of(place.at(name))
+            marked[name] = published_at(marker, keys[SUCCESS])
     lost = {
         name: max(keys.values())
         for name, keys in found.items()

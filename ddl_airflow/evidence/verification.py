@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
-from ddl_airflow.core.errors import DAMAGED, SourceMissing, TransferCorrupt
+from ddl_airflow.core.errors import DAMAGED, ObjectArchived, SourceMissing, TransferCorrupt
 from ddl_airflow.core.layout import OWN_EXPERIMENT
 from ddl_airflow.evidence import bom, croissant, provenance
 from ddl_airflow.evidence.names import BOM, CURVES, DATASET, EVIDENCE, PROVENANCE, SIGNATURE
@@ -26,7 +26,7 @@ from ddl_airflow.evidence.signature import UNSIGNED, check, signer
 from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.storage.marker import is_as_sealed
 from ddl_airflow.storage.publication import PUBLICATION, content_of
-from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore, StoredObject
+from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore, StoredObject, why_archived
 
 # Of the marker that uploads write. Another name is a changed one.
 _OF_MARKER = {"dag_id", "training_id", "manifest", "keep", "files", "marked", "digest"}
@@ -43,6 +43,7 @@ class Verdict:
         problems: sentences on each file that is not as it was published, by its key.
         notes: what could not be looked at, and why.
         files: how many were read.
+        archived: keys of those that nobody can read before they are restored; problems, too.
         not_made: evidence that the publication never had, and why, by its key.
         gone: what else the training has published and is not there as a whole, and who knows of it,
             by its place.
@@ -53,6 +54,7 @@ class Verdict:
     problems: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     files: int = 0
+    archived: set[str] = field(default_factory=set)
     not_made: dict[str, str] = field(default_factory=dict)
     gone: dict[str, str] = field(default_factory=dict)
     signed: bool = False
@@ -71,7 +73,7 @@ class _Read:
     body: bytes = b""
 
 
-_CORRUPT = _Read("")
+_CORRUPT, _COLD = _Read("corrupt"), _Read("archived")
 
 
 def verify(
@@ -115,7 +117,7 @@ def verify(
                 found.add(key, "it is not the file that was published")
             elif key not in there and key not in found.problems:
                 found.add(key, "it is gone")
-    elif LINEAGE not in there:
+    elif LINEAGE not in there and LINEAGE not in found.problems:
         found.add(LINEAGE, "it is gone")
     _check_place(publication.uri, marked, record, found)
     if record is not None:
@@ -142,6 +144,8 @@ def _read_all(
             publication.read(obj, take)
         except TransferCorrupt:
             return _CORRUPT
+        except ObjectArchived:
+            return _COLD
         except SourceMissing:
             return None
         return _Read(digest.hexdigest(), bytes(kept or b""))
@@ -153,6 +157,9 @@ def _read_all(
             for obj, one in zip(listed, reading, strict=True):
                 if (was := one.result()) is _CORRUPT:
                     found.add(obj.key, "what is read is not what its store lists")
+                elif was is _COLD:
+                    found.add(obj.key, f"it is {why_archived(obj.archived)}")
+                    found.archived.add(obj.key)
                 elif was is not None:
                     there[obj.key] = was
         except BaseException:  # the store cannot be read: nobody waits for the rest of it
@@ -315,5 +322,6 @@ def _check_signature(there: Mapping[str, _Read], public_key: Path | None, found:
         why = f"there is no module {error.name!r}. Install the extra `evidence`"
         wrong = {SIGNATURE: f"it cannot be verified here: {why}"}
     for key, problem in wrong.items():
-        found.add(key, problem)
+        if key not in found.archived:  # its signature cannot be held against it, either
+            found.add(key, problem)
     found.signed = not wrong and not found.problems.keys() - {SUCCESS}

@@ -9,8 +9,12 @@ Before it publishes, an upload notes there that it begins. Of one that was kille
 the index the note stays: who reads looks what there is of that training, and so does its next
 upload, which takes the note away.
 
-Who reads looks at ``new/`` first and at the index after that; who merges writes the index first and
-removes from ``new/`` after that. So no reader misses one that others merge meanwhile.
+Who reads looks at ``new/`` first and at the index after that; who merges, an upload or a question,
+writes the index first and removes from ``new/`` after that. So no reader misses one that others
+merge meanwhile.
+
+What is there no more stays in an index of which a question finds that it lacks something: to
+``lost`` that alone tells of it. Only who asks for another index gets one of the records alone.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ddl_airflow.core.errors import DAMAGED, SourceMissing, StagingError
+from ddl_airflow.core.errors import DAMAGED, ObjectArchived, SourceMissing, StagingError
 from ddl_airflow.core.layout import OWN_EXPERIMENT
 from ddl_airflow.lineage.production import (
     LATEST,
@@ -47,7 +51,7 @@ from ddl_airflow.storage.publication import (
     published_at,
     results_in,
 )
-from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore, check_keys
+from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore, check_keys, why_archived_at
 
 SCHEMA = "ddl-airflow/index/1"
 FOLDER = "_lineage"
@@ -72,6 +76,7 @@ Trained = tuple[str, str, str, str]
 # In a summary by an earlier version of ours, which has no ``experiment``, of a publication whose
 # record has been lost since.
 _LOST = "experiment_is_lost"
+_ARCHIVED = f"its {LINEAGE} is archived"
 
 
 @dataclass(frozen=True)
@@ -229,12 +234,16 @@ def read_index(
     found = _read_index(store)
     gone: set[str] = set()
     pointer = pointer or pointers_of(store)
-    if found is None or rebuild or _misses_named(store, _with(found[0], new.values()), pointer):
+    if found is None or rebuild:
         # As it is before the records are read: others may merge meanwhile, and that is to stay.
         before = store.read_version(_INDEX)
         known = _of_records(store, progress)
         if found is not None:  # which alone knows what is there no more
-            known |= {name: one for name, one in found[0].items() if "removed" in one}
+            known |= {
+                name: one
+                for name, one in found[0].items()
+                if "removed" in one or _is_archived(known.get(name, {}))
+            }
         # Where nothing was published who asks may have slipped: it is data, or a publication.
         if known or new or found is not None:
             with suppress(StagingError):  # it may be another's to write there
@@ -247,10 +256,14 @@ def read_index(
                 names = store.names()
         so_far = _with(known, new.values())
         restored, gone = _looked_at_again(store, so_far)
-        missed = _missed(store, so_far, names) | restored
+        missed = _missed(store, so_far, names)
+        if _misses_named(store, so_far, pointer):
+            there = _of_records(store, progress)
+            missed |= {name: there[name] for name in there.keys() - so_far.keys()}
+        missed |= restored
         if experiments:
             missed |= _completed(store, so_far, progress)
-        if missed or known != found[0]:
+        if missed or known != found[0] or len(new) >= _MERGED_AT:
             known = known | missed
             with suppress(StagingError):
                 _write(store, _with(known, new.values()), found[1], new)
@@ -582,7 +595,7 @@ def _is_sound(one: Any) -> bool:
     there, too.
     """
     try:
-        if not isinstance(one["publication"], str):
+        if not all(map(_is_name, one["publication"].split("/"))):
             return False
         if "published" not in one:
             said = isinstance(one.get("removed", one.get("unread")), str)
@@ -594,6 +607,8 @@ def _is_sound(one: Any) -> bool:
             data = other["dataset"]
             texts += [other["training_id"], data["fingerprint"], *data.values()]
         datetime.fromisoformat(one["published"])
+        if not _is_name(one["dag_id"]):  # what is of no DAG has no pointers to look for
+            return False
         # Of each of many: sets of types are the quickest to look at.
         return (
             set(map(type, texts)) == {str}
@@ -604,6 +619,18 @@ def _is_sound(one: Any) -> bool:
         )
     except DAMAGED:
         return False
+
+
+def _is_name(text: str) -> bool:
+    """Whether a key may have such a part, as ``check_keys`` has it; but quicker, for many."""
+    if text in ("", ".", "..") or "/" in text or "\0" in text:
+        return False
+    return (len(text) if text.isascii() else len(text.encode())) <= 255
+
+
+def _is_archived(one: Mapping[str, Any]) -> bool:
+    """Whether a record could not be read for that alone: then it is what it was."""
+    return str(one.get("unread", "")).startswith(_ARCHIVED)
 
 
 def _write(
@@ -710,15 +737,22 @@ def _of_record(store: ObjectStore, publication: str, marked: float) -> Summary |
         StagingError: the store cannot be read, which says nothing of the record.
     """
     record, why = None, "damaged"
+    place, unread = store.at(publication), {"publication": publication}
     try:
         record = json.loads(store.read_bytes(f"{publication}/{LINEAGE}"))
     except SourceMissing:
         why = "gone"
+    except ObjectArchived:
+        why = why_archived_at(place, LINEAGE)
     except DAMAGED:
         pass
-    place = store.at(publication)
+    unread["unread"] = f"its {LINEAGE} is {why}"
     try:
         marker = marker_of(place) or marker_of(place, RETIRED)
+    except ObjectArchived:
+        if why == "gone":
+            return None
+        marker = {"files": [{"key": LINEAGE}]}  # as it may say; and when, a listing does
     except StagingError:
         if why == "gone":  # somebody else's marker, which is not for us to read
             return None
@@ -731,5 +765,5 @@ def _of_record(store: ObjectStore, publication: str, marked: float) -> Summary |
     # What a marker does not list is a file of somebody else's.
     with suppress(*DAMAGED):
         if any(file["key"] == LINEAGE for file in marker["files"]):
-            return {"publication": publication, "unread": f"its {LINEAGE} is {why}"}
+            return unread
     return None

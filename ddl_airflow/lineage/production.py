@@ -15,22 +15,31 @@ import shlex
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any
 
-from ddl_airflow.core.errors import NoSuchModel, QualityTooLow, StagingError
+from ddl_airflow.core.errors import (
+    DAMAGED,
+    AccessDenied,
+    NoSuchModel,
+    ObjectArchived,
+    QualityTooLow,
+    StagingError,
+)
 from ddl_airflow.core.metrics import Measurement
-from ddl_airflow.lineage.record import LINEAGE, in_digests_of
+from ddl_airflow.lineage.record import LINEAGE, in_digests_of, model_digest
 from ddl_airflow.storage.publication import (
     PUBLICATION,
+    marker_of,
     missing_from,
     own_name,
     publications,
     restore,
     results_in,
 )
-from ddl_airflow.storage.store import ObjectStore
+from ddl_airflow.storage.store import RETIRED, ObjectStore
 
 LATEST = "latest"
 PRODUCTION = "production"
@@ -42,6 +51,12 @@ _PATIENCE_S = 120.0  # with others who change the same pointer
 _PLACE = r"[^/]+(/[^/]+)?"  # of a publication: in its training, or alone there as of before
 _OF_NO_MODEL = ("attempts", "dry_run")  # settings of a run: its model is the same with any
 _OLDEST = {"training_id", "before"}  # what each pointer has had, whichever version wrote it
+# Of a pointer, and not of what it names; all else goes along with a publication, whoever wrote it.
+_OF_POINTER = ("schema", "before", "history")
+_NAMED = ("publication", "training_id", "model", "set", "withdrawn")  # and no fact of its model
+_ROLLED_BACK = "rolled back"
+_SAME = "the very model that is in production"
+_GONE_BACK_FROM = "which somebody went back from"
 
 Pointer = dict[str, Any]
 ReadPointer = Callable[[str, str], Pointer | None]  # of a DAG's id, latest or production
@@ -79,12 +94,14 @@ def read_pointer(store: ObjectStore, dag_id: str, name: str) -> Pointer | None:
         name: ``latest`` or ``production``.
 
     Returns:
-        training_id, publication (its place in the store), model (its URI), metrics (numbers by
-        name), measurements (each with what it was measured on), made_of, set (time, ISO 8601), due
-        (of its run, for example a schedule's time) and before: the same of earlier ones, the newest
-        first, and whether each was withdrawn. history: every change, the newest first: number,
-        event, publication, training_id, at, by and reason. What one does not have because it was
-        written by an earlier version of ours is empty.
+        training_id, publication (its place in the store), model (its URI), digest (the model's),
+        metrics (numbers by name), measurements (each with what it was measured on), made_of, set
+        (time, ISO 8601), due (of its run, for example a schedule's time) and before: the same of
+        earlier ones, the newest first, and whether each was withdrawn. history: every change, the
+        newest first: number, event, publication, training_id, at, by and reason, and perhaps
+        digest; of going back withdrawn, from which publications, and perhaps passed_over, each with
+        what it holds. What one does not have because it was written by an earlier version of ours
+        is empty.
 
     Raises:
         NoPointer: what is there has nothing of a pointer.
@@ -131,7 +148,8 @@ def point(
     """Lets the pointer name a publication, if it may, and returns the pointer as it then is.
 
     To name again what was named before changes nothing: to go back there is ``rollback``. Nor does
-    one overtake another whose run was due later.
+    one overtake another whose run was due later, or bring back a model that somebody has gone back
+    from, whatever is published with it: ``why_stays`` says so.
 
     Args:
         publication: its place in the store; begins with the training's id.
@@ -143,17 +161,11 @@ def point(
         by: who.
     """
 
+    _check_place(store, publication)
+
     def change(now: Pointer | None) -> Pointer | None:
         if now is not None:
-            if _same(now["publication"], publication):
-                if now["publication"] == publication or _whole(store, now):
-                    return None
-            # The history goes further back.
-            elif any(
-                _same(one["publication"], publication) for one in (*now["before"], *now["history"])
-            ):
-                return None
-            if due is not None and now["due"] and datetime.fromisoformat(now["due"]) > due:
+            if why_stays(store, dag_id, now, publication, due):
                 return None
             if check is not None:
                 check(now)
@@ -169,6 +181,48 @@ def point(
     return _changed(store, _key(dag_id, name), change)
 
 
+def why_stays(
+    store: ObjectStore,
+    dag_id: str,
+    now: Pointer,
+    publication: str,
+    due: datetime | None = None,
+) -> str:
+    """Why a pointer goes on naming what it names, when something is published; empty: it does not.
+
+    Args:
+        store: of the results.
+        dag_id: whose pointer.
+        now: the pointer.
+        publication: the other one's place in the store.
+        due: when its run was; None: it may overtake any.
+    """
+    models, new = _Models(store), {"publication": publication}
+    if _same(now["publication"], publication):
+        if now["publication"] == publication or _whole(store, now):
+            return "that has the same content"
+    else:
+        known = (*now["before"], *now["history"])  # the history goes further back
+        if gone := models.gone_back_from(now, new):
+            named = "one before," if _same(gone, publication) else f"very model before, as {gone},"
+            why = f"it named this {named} and somebody went back from it"
+            place = shlex.quote(f"{store.uri}/{dag_id}")
+            to = shlex.quote(publication)
+            return f"{why}. `ddl-airflow promote {place} --to {to}` puts it there all the same"
+        if any(_same(one["publication"], publication) for one in known):
+            return "it named this one before"
+        training_id = publication.partition("/")[0]
+        its = [one for one in known if one["training_id"] == training_id]
+        # The same model is its own successor, for example with another signature.
+        if its and not models.same(now, new):
+            for one in its:
+                if models.same(one, new):
+                    return f"it named this very model before, as {one['publication']}"
+    if due is not None and now["due"] and datetime.fromisoformat(now["due"]) > due:
+        return f"the run of that was due later, {now['due']}"
+    return ""
+
+
 def rollback(
     store: ObjectStore,
     dag_id: str,
@@ -181,9 +235,12 @@ def rollback(
 ) -> Pointer:
     """Lets production name the model before, and returns the pointer.
 
+    Whatever else has the very model that is left counts as gone back from, too, for it may have
+    been published again with another record.
+
     Args:
-        to: another training or publication that was in production; empty: the newest that was not
-            withdrawn by going back from it.
+        to: another training or publication that was in production; empty: the newest with another
+            model than what serves, that was not withdrawn by going back from it.
         by: who.
         reason: why.
         mark: of this decision: once it is in the history, nothing changes. Empty: one of its own.
@@ -191,11 +248,12 @@ def rollback(
             whatever serves.
 
     Raises:
-        NoSuchModel: there is none before, it was never in production, or it is no longer whole; or
-            another serves than ``instead_of``.
+        NoSuchModel: there is none before, it was never in production, is the very model that
+            serves, or is no longer whole; or another serves than ``instead_of``.
     """
 
     to = to.strip("/")
+    models = _Models(store)
 
     def change(now: Pointer | None) -> Pointer:
         if now is None:
@@ -214,30 +272,53 @@ def rollback(
             ]
         else:
             wanted = [one for one in known if not one["withdrawn"]]
-        if not wanted and to in (now["training_id"], now["publication"]):
+        passed, one = models.first_other(now, wanted, by_itself=not to)
+        if one is None and to in (now["training_id"], now["publication"]):
             raise NoSuchModel(f"{store.uri}/{dag_id}: {to} is in production now.")
-        if not wanted:
-            listed = ", ".join(one["publication"] for one in known) or "none"
+        if one is None and to and passed:
+            raise NoSuchModel(
+                f"{store.uri}/{dag_id}: {to} holds {_SAME}, {now['publication']}: to go back there "
+                "changes nothing. `ddl-airflow promote --to` lets production name it all the same."
+            )
+        if one is None:
+            listed = ", ".join(other["publication"] for other in known) or "none"
             asked = f"{to} was not" if to else "no other training was"
             hint = " `ddl-airflow promote --to` puts any other into production." if to else ""
+            said = "".join(f" {place} holds {why}." for place, why in passed.items())
             raise NoSuchModel(
-                f"{store.uri}/{dag_id}: {asked} in production before. There is: {listed}.{hint}"
+                f"{store.uri}/{dag_id}: {asked} in production before. There is: {listed}.{said}"
+                f"{hint}"
             )
-        one = wanted[0]
         if not _whole(store, one):
             raise NoSuchModel(
                 f"{store.uri}/{one['publication']} is no longer there, not as it was published, or "
                 "archived. Choose another with --to."
             )
         if one in known:
-            facts = {field: one[field] for field in ("metrics", "measurements", "made_of", "due")}
+            facts = {field: one[field] for field in one if field not in _NAMED}
         else:
             facts = _facts(json.loads(store.at(one["publication"]).read_bytes(LINEAGE)))
         # Those that are passed over are gone back from, too.
         at = known.index(one) if one in known else len(known)
-        passed = [newer | {"withdrawn": True} for newer in known[:at]]
-        now = {**now, "before": [*passed, *known[at:]]}
-        event = {"event": "rolled back", "by": by, "reason": reason}
+        left = [now, *known[:at]]
+        before = [*known[:at]]
+        before += [
+            other
+            for other in known[at:]
+            if other is not one and any(models.same(other, was) for was in left)
+        ]
+        withdrawn = [other["publication"] for other in (now, *before)]
+        now = {
+            **now,
+            "before": [
+                other | {"withdrawn": other["withdrawn"] or other["publication"] in withdrawn}
+                for other in known
+            ],
+        }
+        event: dict[str, Any] = {"event": _ROLLED_BACK, "by": by, "reason": reason}
+        event["withdrawn"] = withdrawn
+        if passed:
+            event["passed_over"] = passed
         return _next(store, now, one["publication"], facts, event, withdraw=True)
 
     key = _key(dag_id, PRODUCTION)
@@ -246,6 +327,11 @@ def rollback(
     place = shlex.quote(f"{store.uri}/{dag_id}")
     look = f"Look what serves before you go back again: ddl-airflow production {place}"
     return _changed(store, key, change, mark, look)
+
+
+def passed_over(pointer: Pointer) -> dict[str, str]:
+    """What the last going back has passed over, and what that holds, by publication."""
+    return dict(pointer["history"][0].get("passed_over", {}))
 
 
 def promote(
@@ -531,26 +617,28 @@ def _next(
     now: Pointer | None,
     publication: str,
     facts: Mapping[str, Any],
-    event: Mapping[str, str],
+    event: Mapping[str, Any],
     *,
     withdraw: bool = False,
 ) -> Pointer:
-    if not re.fullmatch(_PLACE, publication):
-        raise NoSuchModel(f"{publication!r} is no place of a publication in {store.uri}.")
+    _check_place(store, publication)
     training_id = publication.partition("/")[0]
     before = [] if now is None else [_entry(now, withdraw), *now["before"]]
     history = [] if now is None else now["history"]
     at = datetime.now(UTC).isoformat(timespec="seconds")
     number = history[0]["number"] + 1 if history else 1
     named = {"publication": publication, "training_id": training_id}
+    digest = facts.get("digest") or _digest_at(store, publication)
+    known = {"digest": digest} if digest else {}
     return {
         "schema": SCHEMA,
         **named,
         "model": f"{store.uri}/{publication}/model",
         **facts,
+        "digest": digest,
         "set": at,
         "before": [one for one in before if one["publication"] != publication][:_KEPT],
-        "history": [{"number": number, "at": at, **named, **event}, *history][:_EVENTS],
+        "history": [{"number": number, "at": at, **named, **known, **event}, *history][:_EVENTS],
     }
 
 
@@ -566,7 +654,7 @@ def _upgraded(pointer: Pointer, place: str) -> Pointer:
     try:
         for one in (pointer, *pointer["before"]):
             one.setdefault("publication", one["training_id"])
-            one |= {"due": None, "measurements": [], "made_of": {}, "set": ""} | one
+            one |= {"due": None, "measurements": [], "made_of": {}, "set": "", "digest": ""} | one
         if "history" not in pointer:
             known = (pointer, *pointer["before"])
             pointer["history"] = [
@@ -598,19 +686,101 @@ def _check(pointer: Pointer) -> None:
         _ = one is pointer or one["withdrawn"]
     for one in (pointer, *pointer["before"], *pointer["history"]):
         one["publication"] = one["publication"].strip("/")
-        if not isinstance(one["training_id"], str):
-            raise TypeError("a training_id is no text")
+        if not isinstance(one["training_id"], str) or not isinstance(one.get("digest", ""), str):
+            raise TypeError("a training_id or digest is no text")
+    for event in pointer["history"]:
+        if not all(isinstance(one, str) for one in event.get("withdrawn", ())):
+            raise TypeError("what somebody went back from is no list of publications")
+        dict(event.get("passed_over", {}))
     if not all(isinstance(event["number"], int) for event in pointer["history"]):
         raise TypeError("a number of the history is none")
 
 
+def _check_place(store: ObjectStore, publication: str) -> None:
+    if not re.fullmatch(_PLACE, publication):
+        raise NoSuchModel(f"{publication!r} is no place of a publication in {store.uri}.")
+
+
 def _same(one: str, other: str) -> bool:
-    """Whether two publications are of the same training, with the same content."""
+    """Whether two publications are of the same training, with the same content: the record, too."""
     trainings_and_contents = [
         (training, name.partition("-")[0])
         for training, _, name in (one.partition("/"), other.partition("/"))
     ]
     return trainings_and_contents[0] == trainings_and_contents[1]
+
+
+class _Models:
+    """Which models are the same, byte for byte, whatever was published with them.
+
+    What is compared has a ``publication``, and may have the ``digest`` of its model; else that is
+    made of the publication's marker.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._at = cache(partial(_digest_at, store))
+
+    def same(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        """Whether two have the same model. What nobody knows the digest of any more: by name."""
+        if _same(one["publication"], other["publication"]):
+            return True
+        digest = self._of(one)
+        return bool(digest) and digest == self._of(other)
+
+    def first_other(
+        self, now: Pointer, wanted: Iterable[Pointer], *, by_itself: bool
+    ) -> tuple[dict[str, str], Pointer | None]:
+        """The first with another model than the one that serves; and what is passed over, with why.
+
+        Args:
+            now: the pointer.
+            wanted: what may be chosen, the newest first.
+            by_itself: whether nobody has named it: then it is none that somebody went back from.
+        """
+        passed = {}
+        for one in wanted:
+            if self.same(one, now):
+                passed[one["publication"]] = _SAME
+            elif by_itself and (gone := self.gone_back_from(now, one)):
+                passed[one["publication"]] = f"the very model of {gone}, {_GONE_BACK_FROM}"
+            else:
+                return passed, one
+        return passed, None
+
+    def gone_back_from(self, now: Pointer, one: Mapping[str, Any]) -> str:
+        """As which publication a model served the last time, if somebody went back from it then;
+        else empty.
+        """
+        gone = {other["publication"] for other in now["before"] if other["withdrawn"]}
+        newer: Mapping[str, Any] = {}
+        for event in now["history"]:
+            served = str(event["publication"])
+            if newer.get("event") == _ROLLED_BACK:
+                gone.add(served)
+            # Of a thousand events of earlier versions of ours not each is worth reading a marker.
+            may_matter = served in gone or "digest" in event
+            if _same(served, one["publication"]) or (may_matter and self.same(event, one)):
+                return served if served in gone else ""
+            gone.update(event.get("withdrawn", ()))
+            newer = event
+        for other in now["before"]:  # the history is that of a pointer of before there was one
+            if other["withdrawn"] and self.same(other, one):
+                return str(other["publication"])
+        return ""
+
+    def _of(self, one: Mapping[str, Any]) -> str:
+        return one.get("digest") or self._at(one["publication"])
+
+
+def _digest_at(store: ObjectStore, publication: str) -> str:
+    """Of the model in a publication, as the marker lists its files; empty: nobody knows."""
+    place = store.at(publication)
+    # What was archived, or is not for us to read, keeps nobody from publishing another.
+    with suppress(ObjectArchived, AccessDenied, *DAMAGED):
+        marker = marker_of(place) or marker_of(place, RETIRED)
+        if any(file["key"].startswith("model/") for file in marker["files"]):
+            return model_digest({"result": marker})
+    return ""
 
 
 def _whole(store: ObjectStore, one: Pointer) -> bool:
@@ -622,5 +792,5 @@ def _key(dag_id: str, name: str) -> str:
 
 
 def _entry(pointer: Mapping[str, Any], withdrawn: bool) -> Pointer:
-    fields = ("training_id", "publication", "model", "metrics", "measurements", "made_of")
-    return {field: pointer[field] for field in (*fields, "due", "set")} | {"withdrawn": withdrawn}
+    told = {field: pointer[field] for field in pointer if field not in _OF_POINTER}
+    return told | {"withdrawn": withdrawn}

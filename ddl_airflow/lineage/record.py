@@ -17,14 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from ddl_airflow import __version__
 from ddl_airflow.core.beneath import read_object, write_beneath
-from ddl_airflow.core.errors import StagingError
+from ddl_airflow.core.errors import ObjectArchived, StagingError
 from ddl_airflow.core.layout import OWN_EXPERIMENT, RunLayout
 from ddl_airflow.core.metrics import SAMPLE, Measurement, finite
 from ddl_airflow.core.selection import ALL, Selection
@@ -35,7 +35,7 @@ from ddl_airflow.storage.experiments import (
     noted_meanwhile,
 )
 from ddl_airflow.storage.fingerprint import file_sha256, object_sha256
-from ddl_airflow.storage.store import ObjectStore
+from ddl_airflow.storage.store import ObjectStore, StoredObject, why_archived
 
 LINEAGE = "lineage.json"
 SCHEMA = "ddl-airflow/lineage/1"
@@ -540,12 +540,21 @@ def check_files(record: Mapping[str, Any], store: ObjectStore) -> list[str]:
     listed = {obj.key: obj for obj in store.list()}
     files = record["result"]["files"]
     there = [listed[file["key"]] for file in files if file["key"] in listed]
+
+    def read_one(obj: StoredObject) -> str:
+        try:
+            return object_sha256(store, obj)
+        except ObjectArchived:
+            return ""
+
     with ThreadPoolExecutor(_READERS) as pool:
-        read = dict(zip(there, pool.map(partial(object_sha256, store), there), strict=True))
+        read = dict(zip(there, pool.map(read_one, there), strict=True))
     for file in files:
         obj = listed.get(file["key"])
         if obj is None:
             problems.append(f"{store.uri}/{file['key']} is gone")
+        elif not read[obj]:
+            problems.append(f"{store.uri}/{file['key']} is {why_archived(obj.archived)}")
         elif read[obj] != file["sha256"]:
             problems.append(f"{store.uri}/{file['key']} is not the file that was published")
     return problems

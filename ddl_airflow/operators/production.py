@@ -22,7 +22,7 @@ from ddl_airflow.core.manifest.sections.places import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.flow import Flow, flow_of_pointer
-from ddl_airflow.lineage.production import PRODUCTION, Pointer, promote, rollback
+from ddl_airflow.lineage.production import PRODUCTION, Pointer, passed_over, promote, rollback
 from ddl_airflow.lineage.record import LINEAGE, model_digest
 from ddl_airflow.storage.store import ObjectStore
 
@@ -73,6 +73,8 @@ class SetProductionOperator(BaseOperator):
                 instead_of=asked["instead_of"] or "",
             )
             digest = _digest(store.at(pointer["publication"]))
+        for place, why in passed_over(pointer).items():
+            self.log.info("%s is passed over: it holds %s", place, why)
         self.log.info("in production: %s", pointer["model"])
         event: dict[str, Any] = pointer["history"][0]
         asset = f"{self._reference.uri}/{asked['model']}"

@@ -32,6 +32,7 @@ from ddl_airflow.lineage.production import (
     check_not_worse,
     made_of,
     point,
+    why_stays,
 )
 from ddl_airflow.lineage.record import (
     APPROVE,
@@ -355,20 +356,7 @@ class UploadResults(StepTry[UploadResultsStep]):
         if pointer["publication"] == publication:
             self.log.info("%s names it", place)
             return True
-        content = publication.rpartition("-")[0]
-        before = [
-            one
-            for one in (*pointer["before"], *pointer["history"])
-            if one["publication"].rpartition("-")[0] == content
-        ]
-        if pointer["publication"].rpartition("-")[0] == content:
-            why = "that has the same content"
-        elif any(one.get("withdrawn") for one in before):
-            why = "it named this one before, and somebody went back from it"
-        elif before:
-            why = "it named this one before"
-        else:
-            why = f"the run of that was due later, {pointer['due']}"
+        why = why_stays(store, run.dag_id, pointer, publication, due if decides else None)
         self.log.warning("%s goes on naming %s: %s", place, pointer["publication"], why)
         return False
 

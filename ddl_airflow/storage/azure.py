@@ -51,6 +51,7 @@ _TRIES: dict[str, Any] = {
     "increment_base": 2,
     "random_jitter_range": 1,
 }
+_ARCHIVE = "Archive"
 _ARCHIVED = ("BlobArchived", "BlobBeingRehydrated")
 # Answers to a condition that does not hold.
 _OTHERWISE = ("BlobAlreadyExists", "ConditionNotMet", "BlobNotFound")
@@ -103,7 +104,8 @@ class AzureStore(CloudStore):
         ):
             # A folder, where the account has a hierarchical namespace.
             if (blob.metadata or {}).get("hdi_isfolder") != "true":
-                modified, archived = blob.last_modified.timestamp(), blob.blob_tier == "Archive"
+                modified = blob.last_modified.timestamp()
+                archived = _ARCHIVE if blob.blob_tier == _ARCHIVE else ""
                 yield StoredObject(blob.name, blob.size, _etag(blob), modified, archived)
 
     def _named(self, start: str) -> Iterable[str]:

@@ -273,6 +273,8 @@ def publications(
 ) -> dict[str, dict[str, Any]]:
     """What was published under a prefix and has its marker: name -> marker, the newest first.
 
+    Without what has its marker in an archive.
+
     Args:
         target: the prefix.
         listed: its objects, for who has them already.
@@ -292,7 +294,12 @@ def _marked(target: ObjectStore, listed: Iterable[StoredObject]) -> dict[str, di
     marked: dict[str, dict[str, Any]] = {}
     for obj in listed:
         name, _, key = obj.key.partition("/")
-        if key == SUCCESS and (marker := _read_marker(target.at(name))):
+        if key != SUCCESS:
+            continue
+        marker: dict[str, Any] = {}
+        with suppress(ObjectArchived):  # nobody can tell what is there before it is restored
+            marker = _read_marker(target.at(name))
+        if marker:
             marked[name], times[name] = marker, published_at(marker, obj.modified)
     return {name: marked[name] for name in sorted(marked, key=times.__getitem__, reverse=True)}
 

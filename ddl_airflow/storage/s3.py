@@ -232,7 +232,7 @@ class S3Store:
             for entry in page.get("Contents", ()):
                 modified = entry["LastModified"].timestamp()
                 etag = entry["ETag"].strip('"')
-                archived = entry.get("StorageClass") in _ARCHIVES
+                archived = _archive(entry.get("StorageClass"))
                 found.append(
                     StoredObject(entry["Key"][start:], entry["Size"], etag, modified, archived)
                 )
@@ -503,8 +503,13 @@ def _object(start: int, said: Mapping[str, str]) -> StoredObject:
     """What is listed of an object, but for the first characters of its key."""
     modified = datetime.fromisoformat(said["LastModified"]).timestamp()
     size, etag = int(said["Size"]), said["ETag"].strip('"')
-    archived = said.get("StorageClass") in _ARCHIVES
+    archived = _archive(said.get("StorageClass"))
     return StoredObject(said["Key"][start:], size, etag, modified, archived)
+
+
+def _archive(storage_class: str | None) -> str:
+    """The class, if it is an archive; else empty."""
+    return storage_class if storage_class in _ARCHIVES else ""
 
 
 def _with_md5(body: bytes) -> dict[str, Any]:

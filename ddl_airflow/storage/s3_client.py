@@ -499,9 +499,12 @@ def _meaning_of_answer(answer: dict[str, Any], where: str, needed: int) -> Stagi
     if code in _INVALID:
         return ConnectionInvalid(f"{said}. Correct endpoint_url, region_name or bucket.")
     if code == "InvalidObjectState":
+        # Amazon says the class, and others do not.
+        named = answer["Error"].get("StorageClass")
+        within = f", in storage class {named}" if named else ""
         return ObjectArchived(
-            f"{said}: it is archived. Restore it there, and keep the bucket's rules from archiving "
-            "what is still read."
+            f"{said}: it is archived{within}. Restore it there, and keep the bucket's rules from "
+            "archiving what is still read."
         )
     if code in _DENIED or status in (401, 403):
         return AccessDenied(

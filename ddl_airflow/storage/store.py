@@ -33,14 +33,15 @@ class StoredObject:
         size: bytes.
         etag: changes when the content does, without quotes. S3: the ETag. Folder: time and size.
         modified: seconds since 1970; no part of the identity.
-        archived: whether it can be read only if somebody has restored it, which no listing says.
+        archived: the storage class, where it can be read only if somebody has restored it, which no
+            listing says; else empty.
     """
 
     key: str
     size: int
     etag: str = ""
     modified: float = field(default=0.0, compare=False)
-    archived: bool = field(default=False, compare=False)
+    archived: str = field(default="", compare=False)
 
 
 class Fetched(NamedTuple):
@@ -302,6 +303,21 @@ class ObjectSource(Protocol):
 
     def get(self, obj: StoredObject, path: Path, advance: Advance) -> Fetched:
         """Writes a file."""
+
+
+def why_archived(storage_class: str) -> str:
+    """What to say of an object in an archive.
+
+    Args:
+        storage_class: its own; empty: nobody knows.
+    """
+    named = f", in storage class {storage_class}" if storage_class else ""
+    return f"archived{named}: restore it before it can be read"
+
+
+def why_archived_at(place: ObjectStore, key: str) -> str:
+    """What to say of an object that a store has refused to read, for it is in an archive."""
+    return why_archived(next((obj.archived for obj in place.list() if obj.key == key), ""))
 
 
 def check_keys(keys: Iterable[str], uri: str) -> None:

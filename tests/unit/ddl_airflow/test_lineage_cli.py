@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import shutil
 import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from moto.server import ThreadedMotoServer
 
 from ddl_airflow import cli
 from ddl_airflow.commands import lineage
@@ -18,6 +20,7 @@ from ddl_airflow.lineage.index import add, mark_removed
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.publication import publish
+from ddl_airflow.storage.s3_client import s3_client
 from tests.limits import within
 
 SCRIPT = "import ddl\nepochs = 3\n"
@@ -720,3 +723,172 @@ def test_a_record_of_an_earlier_version_has_its_metrics_shown(ask, training, tmp
     place = tmp_path / "results" / training(1)
     edit(place / "lineage.json", lambda record: record["result"].pop("measurements"))
     assert "accuracy 0.91\n" in ask(place)[1]
+
+
+@pytest.fixture
+def bucket(results, monkeypatch):
+    """bucket(prefix, archived=()) -> the URI of a copy of the results in a bucket, where files of
+    these names are in a storage class out of which they are to be restored.
+    """
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        **{"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"},
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    client = s3_client(f"http://{host}:{port}", "k", "s")
+    client.create_bucket(Bucket="models")
+
+    def copy(prefix, archived=()):
+        for path in results.path.rglob("*"):
+            if path.is_file():
+                key = f"{prefix}/{path.relative_to(results.path).as_posix()}"
+                cold = {"StorageClass": "DEEP_ARCHIVE"} if path.name in archived else {}
+                client.put_object(Bucket="models", Key=key, Body=path.read_bytes(), **cold)
+        return f"s3://models/{prefix}"
+
+    yield copy
+    client.close()
+    server.stop()
+
+
+COLD = "archived, in storage class DEEP_ARCHIVE: restore it before it can be read"
+
+
+def test_what_is_in_an_archive_is_named_with_its_class(ask, training, bucket, capsys):
+    """It ended each question with what the store says of one object."""
+    place = training(1, serves=True)
+
+    def verify(uri):
+        code = cli.main(["verify", uri])
+        return code, capsys.readouterr().err
+
+    of_model = bucket("of-model", ["saved_model.pb"])
+    code, out, err = ask("show", f"{of_model}/{place}")
+    assert code == 1 and "accuracy 0.91" in out
+    assert f"ddl-airflow: {of_model}/{place}/model/saved_model.pb is {COLD}\n" in err
+    for uri in (f"{of_model}/{place}", f"{of_model}/digits-1"):
+        code, err = verify(uri)
+        assert code == 1
+        assert f"ddl-airflow: {of_model}/{place}/model/saved_model.pb: it is {COLD}\n" in err
+        assert err.count("model.pb") == 1 and "gone" not in err
+
+    of_record = bucket("of-record", ["lineage.json"])
+    for uri in (f"{of_record}/{place}", f"{of_record}/digits-1"):
+        code, out, err = ask("show", uri)
+        assert (code, out) == (1, "")
+        assert err == f"ddl-airflow: {of_record}/{place}/lineage.json is {COLD}\n"
+        code, err = verify(uri)
+        assert code == 1 and f"{place}/lineage.json: it is {COLD}\n" in err and "gone" not in err
+    for question in (("list", of_record), ("impact", "s3://bucket/digits", of_record)):
+        code, out, _ = ask(*question)  # by what its upload has noted
+        assert code == 0 and place in out
+
+    of_marker = bucket("of-marker", ["_SUCCESS"])
+    code, out, err = ask("show", f"{of_marker}/{place}")
+    assert code == 0 and "accuracy 0.91" in out
+    assert f"whether lineage.json was changed is not known: its _SUCCESS is {COLD}" in err
+    code, _, err = ask("show", f"{of_marker}/digits-1")
+    assert code == 1 and err == f"ddl-airflow: {of_marker}/{place}/_SUCCESS is {COLD}\n"
+    for uri in (f"{of_marker}/{place}", f"{of_marker}/digits-1"):
+        code, err = verify(uri)
+        assert code == 1 and f"{place}/_SUCCESS: it is {COLD}\n" in err and "gone" not in err
+
+    of_all = bucket("of-all", ["_SUCCESS", "lineage.json"])
+    code, err = verify(f"{of_all}/digits-1")
+    assert code == 1 and err.count(COLD) == 2 and "gone" not in err
+
+
+def test_of_an_archived_record_the_others_are_listed(ask, training, results, bucket):
+    training(1)
+    cold, warm = training(2), training(3)
+    shutil.rmtree(results.path / "_lineage")
+    uri = bucket("some")
+    client, key = s3_client(os.environ["AWS_ENDPOINT_URL"], "k", "s"), f"some/{cold}/lineage.json"
+    client.copy_object(Bucket="models", Key=key, CopySource=f"models/{key}", StorageClass="GLACIER")
+    client.close()
+    for question in (("list", uri), ("list", uri, "--rebuild"), ("impact", "s3://bucket/d", uri)):
+        code, out, err = ask(*question)
+        assert code == 1 and (question[0] == "impact" or warm in out)
+        why = "its lineage.json is archived, in storage class GLACIER: restore it"
+        assert f"ddl-airflow: {cold}: nobody knows " in err and why in err
+
+
+@pytest.mark.parametrize("name", ["model", "x/model"])
+@pytest.mark.parametrize("kind", ["folder", "bucket"])
+def test_results_at_a_place_called_model_are_results(
+    ask, results, training, bucket, tmp_path, capsys, kind, name
+):
+    place = training(1, serves=True)
+    (tmp_path / "at" / name).parent.mkdir(parents=True)
+    moved = shutil.copytree(results.path, tmp_path / "at" / name)
+    uri = bucket(name) if kind == "bucket" else str(moved)
+    for one in (uri, f"{uri}/"):
+        assert cli.main(["verify", one]) == 0
+        assert "1 publications that are known are there" in capsys.readouterr().out
+        code, _, err = ask("show", one)
+        assert code == 1 and f"{uri} is of several trainings. Name one, as {uri}/digits-1" in err
+        assert ask("list", one)[0] == 0
+    for one in (place, f"{place}/model", f"{place}/model/", f"{place}/lineage.json"):
+        assert ", in production\n" in ask("show", f"{uri}/{one}")[1]
+        assert cli.main(["verify", f"{uri}/{one}"]) in (0, 1)
+        assert "nothing was published" not in capsys.readouterr().err
+    assert ", in production\n" in ask("show", f"{uri}/digits-1/model")[1]
+    _, _, err = ask("show", f"{uri}/digits-9/model")
+    assert "nothing was published there" in err or "no such folder" in err
+
+
+def test_a_dag_called_model_is_a_dag(ask, results, training):
+    training(1, dag_id="model", serves=True)
+    code, _, err = ask("show", f"{results.path}/model")
+    assert code == 1 and "is of a DAG. Name one of its trainings" in err
+
+
+def test_of_several_publications_of_a_training_it_is_said_which_is_shown(
+    ask, results, training, tmp_path, capsys
+):
+    first = training(1, serves=True)
+    shutil.rmtree(tmp_path / "of-1")
+    second = training(1, SCRIPT + "again\n")
+    name = f"{results.path}/digits-1"
+    code, out, err = ask(name)
+    assert code == 0 and second in out
+    also = f"note: digits-1 has 2 publications, and this is the newest, {second.split('/')[1]}"
+    assert f"{also}. The others: {first.split('/')[1]}\n" in err
+    assert "note: " not in ask(results.path / first)[2]
+    for question in (("diff", name, results.path / first), ("diff", results.path / first, name)):
+        assert also in ask(*question)[2]
+    # The newest has lost its marker: the one before does not pass for it.
+    (results.path / second / "_SUCCESS").unlink()
+    code, out, err = ask(name)
+    assert code == 0 and first in out
+    assert f"note: {second} is newer than this one, {first.split('/')[1]}, and has no whole" in err
+    assert f"`ddl-airflow verify {(results.path / second).as_uri()}` says more\n" in err
+
+
+ODD_DAGS = ["a b", "100%", "a%20b", "zähler.v2", ".hidden", "a\\b", "quote'd", "_digits"]
+
+
+@pytest.mark.parametrize("dag_id", ODD_DAGS, ids=ascii)
+def test_of_a_dag_with_an_odd_name_all_is_known(ask, results, training, capsys, dag_id):
+    first = training(1, dag_id=dag_id, serves=True)
+    serves = training(2, dag_id=dag_id, serves=True)
+    found = json.loads(ask("list", "--json", "--dag", dag_id, results.path)[1])
+    assert [(one["publication"], one["production"]) for one in found] == [
+        (serves, True),
+        (first, False),
+    ]
+    uri = (results.path / dag_id).as_uri()
+    for words in (
+        ("verify", results.path),
+        ("production", uri),
+        ("rollback", uri),
+        ("promote", results.path / dag_id, "--to", f"{dag_id}-2"),
+    ):
+        assert cli.main([*map(str, words)]) == 0, words
+    for place in (results.path / serves, (results.path / serves).as_uri()):
+        assert ", in production\n" in ask(place)[1]
+    capsys.readouterr()

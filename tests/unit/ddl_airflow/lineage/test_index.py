@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import time
@@ -9,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ddl_airflow.core.errors import AccessDenied, StagingError
+from ddl_airflow.core.errors import AccessDenied, ObjectArchived, StagingError
 from ddl_airflow.lineage import index
 from ddl_airflow.lineage.index import add, begin, begun_key, lost, mark_removed, read_index
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
@@ -517,3 +518,180 @@ def test_the_index_of_results_that_were_moved_says_when_they_were_published(stor
     store.put_bytes(f"{place(1)}/_SUCCESS", b'{"marked": 1000000000.5}')
     (one,) = read_index(store)
     assert one["published"] == "2001-09-09T01:46:40+00:00"
+
+
+def test_an_index_that_a_question_makes_again_knows_what_was_lost(store):
+    """What serves could not be put into the index; what was lost before is known to it alone."""
+    for number in (1, 2, 3):
+        publish(store, number)
+        store.put_bytes(f"{place(number)}/_SUCCESS", NAMES_ITS_RECORD)
+    read_index(store)
+    store.delete([f"{place(1)}/{name}" for name in ("lineage.json", "_SUCCESS")])
+    store.put_bytes(f"{place(2)}/lineage.json", b"{")
+    again = f"digits-3/{7:016x}-00000000"
+    publish_at(store, again)
+    point(store, "digits", PRODUCTION, again, {})
+    every = {*map(place, (1, 2, 3)), again}
+    for _ in range(2):
+        assert set(known(store, unread=pytest.fail)) == every
+        assert list(lost(store).gone) == [place(1)]
+    # Who asks for it has the records alone count.
+    unread: dict[str, str] = {}
+    assert set(known(store, rebuild=True, unread=unread.__setitem__)) == {place(3), again}
+    assert list(unread) == [place(2)] and not lost(store).gone
+
+
+def test_a_question_merges_what_has_gathered(store, monkeypatch):
+    """As cleaning does, which merges nothing: else each question reads each note once more."""
+    monkeypatch.setattr(index, "_MERGED_AT", 5)
+    for number in range(8):
+        publish(store, number)
+    read_index(store)
+    for number in range(4):
+        mark_removed(store, place(number))
+    assert len(new(store)) == 4 == len([one for one in read_index(store) if "removed" in one])
+    assert len(new(store)) == 4  # few are read faster than an index is written
+    mark_removed(store, place(4))
+    for _ in range(2):
+        assert len([one for one in read_index(store) if "removed" in one]) == 5
+        assert new(store) == []
+
+
+def test_who_may_not_merge_is_answered_all_the_same(store, monkeypatch):
+    monkeypatch.setattr(index, "_MERGED_AT", 1)
+    publish(store, 1)
+    read_index(store)
+    mark_removed(store, place(1))
+
+    def refused(*_):
+        raise AccessDenied("you may not write")
+
+    for name in ("put_if", "put_bytes", "delete"):
+        monkeypatch.setattr(FolderStore, name, refused)
+    (one,) = read_index(store)
+    assert one["removed"] and len(new(store)) == 1
+
+
+def test_who_is_killed_while_a_question_merges_loses_nothing(store, monkeypatch):
+    monkeypatch.setattr(index, "_MERGED_AT", 1)
+    publish(store, 1)
+    read_index(store)
+    add(store, record(2), place(2))
+    put = index._put
+    put(store, index.summary(record(3), place(3), "2026-11-30T00:00:00+00:00"))
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FolderStore, "delete", killed)
+        with pytest.raises(Killed):
+            read_index(store)
+    assert new(store)
+    assert set(known(store)) == {place(1), place(2), place(3)} and new(store) == []
+
+
+ODD = ["a/b", "..", ".", "", "a\0b", "\ud800", "x" * 300, "/abs", "../results/digits", "a//b"]
+
+
+@pytest.mark.parametrize("dag_id", ODD, ids=ascii)
+def test_an_entry_of_no_dag_that_may_be_hides_no_other(store, dag_id):
+    """Others may write there: each question ended with an error about a key."""
+    publish(store, 1)
+    read_index(store)
+    point(store, "digits", PRODUCTION, place(1), {})
+    odd = index.summary(record(2), place(2), "2026-11-30T00:00:00+00:00") | {"dag_id": dag_id}
+    index._put(store, odd)
+    assert known(store) == [place(1)]
+    assert lost(store).gone == {} and lost(store).known == 1
+    of_then, version = index._read_index(store)
+    index._write(store, of_then | {place(2): odd}, version, [])
+    assert known(store) == [place(1)]
+    assert lost(store).gone == {} and lost(store).known == 1
+
+
+@pytest.mark.parametrize("odd", ["", "../x", "a//b", "a\0b", "\ud800", "/a", "x" * 300], ids=ascii)
+def test_an_entry_of_no_place_that_may_be_hides_no_other(store, odd):
+    publish(store, 1)
+    read_index(store)
+    one = index.summary(record(2), place(2), "2026-11-30T00:00:00+00:00") | {"publication": odd}
+    for number, entry in enumerate((one, {"publication": odd, "removed": "2026-11-30"})):
+        store.put_bytes(f"_lineage/new/{number}.json", json.dumps(entry).encode())
+    assert known(store) == [place(1)] and lost(store).known == 1
+
+
+def test_a_record_of_no_dag_that_may_be_is_named(store):
+    publish(store, 1)
+    body = json.dumps(record(2) | {"run": record(2)["run"] | {"dag_id": "../others"}})
+    store.put_bytes(f"{place(2)}/lineage.json", body.encode())
+    store.put_bytes(f"{place(2)}/_SUCCESS", NAMES_ITS_RECORD)
+    unread: dict[str, str] = {}
+    assert known(store, unread=unread.__setitem__) == [place(1)]
+    assert unread == {place(2): "its lineage.json is damaged"}
+
+
+@pytest.fixture
+def archives(monkeypatch):
+    """archives(*keys): these are in a storage class out of which they are to be restored."""
+    read, listing, inside = FolderStore.read_version, FolderStore.list, []
+
+    def is_inside(self, key):
+        return f"{self.uri}/{key}" in inside
+
+    def read_version(self, key):
+        if is_inside(self, key):
+            raise ObjectArchived(f"{self.uri}/{key}: it is archived.")
+        return read(self, key)
+
+    def listed(self):
+        return [
+            dataclasses.replace(obj, archived="GLACIER" * is_inside(self, obj.key))
+            for obj in listing(self)
+        ]
+
+    def archive(store, *keys):
+        inside[:] = [f"{store.uri}/{key}" for key in keys]
+
+    read_bytes = FolderStore.read_bytes
+
+    def bytes_of(self, key):
+        if is_inside(self, key):
+            raise ObjectArchived(f"{self.uri}/{key}: it is archived.")
+        return read_bytes(self, key)
+
+    monkeypatch.setattr(FolderStore, "read_version", read_version)
+    monkeypatch.setattr(FolderStore, "read_bytes", bytes_of)
+    monkeypatch.setattr(FolderStore, "list", listed)
+    return archive
+
+
+def test_a_record_in_an_archive_is_named_with_its_class_until_it_is_restored(store, archives):
+    for number in (1, 2):
+        publish(store, number)
+        store.put_bytes(f"{place(number)}/_SUCCESS", NAMES_ITS_RECORD)
+    for keys, why in (
+        ([f"{place(2)}/lineage.json"], "its lineage.json is archived, in storage class GLACIER"),
+        (
+            [f"{place(2)}/lineage.json", f"{place(2)}/_SUCCESS"],
+            "its lineage.json is archived, in storage class GLACIER",
+        ),
+    ):
+        store.delete(["_lineage/index.json.gz"])
+        archives(store, *keys)
+        for how in ({"rebuild": True}, {}):
+            unread: dict[str, str] = {}
+            assert known(store, unread=unread.__setitem__, **how) == [place(1)]
+            assert list(unread) == [place(2)] and unread[place(2)].startswith(why)
+            assert list(lost(store).unread) == [place(2)]
+        archives(store)
+        assert set(known(store, unread=pytest.fail)) == {place(1), place(2)}
+    # What the index knows it knows, also if it is made again meanwhile.
+    archives(store, f"{place(2)}/lineage.json", f"{place(2)}/_SUCCESS")
+    assert set(known(store, rebuild=True, unread=pytest.fail)) == {place(1), place(2)}
+    archives(store, f"{place(2)}/_SUCCESS")
+    assert set(known(store, rebuild=True, unread=pytest.fail)) == {place(1), place(2)}
+    (store.path / "_lineage" / "index.json.gz").unlink()
+    assert set(known(store, unread=pytest.fail)) == {place(1), place(2)}  # when it was put there

@@ -161,14 +161,16 @@ class WatchedStore:
 
 @pytest.fixture
 def upload(tmp_path):
-    """upload(training, content) -> what an upload does with a store."""
+    """upload(training, content, model="") -> what an upload does with a store."""
 
-    def of(training, content):
+    def of(training, content, model=""):
         files = {}
         for key in ("model/saved_model.pb", "lineage.json"):
             files[key] = tmp_path / training / content / key
             files[key].parent.mkdir(parents=True, exist_ok=True)
             files[key].write_text(json.dumps(RECORD | {"of": [training, content, key]}))
+        if model:
+            files["model/saved_model.pb"].write_text(model)
 
         def run(store):
             done = publish(files, store, training, marker={"training_id": training}, workers=1)
@@ -256,3 +258,40 @@ def check(world, uploads):
     )
     assert set(promoted.values()) == {1}, promoted
     assert len(promoted) >= 2 + len(uploads)
+
+
+def test_a_model_that_somebody_goes_back_from_is_gone_whoever_publishes_it_again(upload):
+    """Its upload is cleared with another record, and is killed or overtaken anywhere."""
+    beginning = World()
+    for one in (upload("digits-1", "first", "good"), upload("digits-2", "second", "bad")):
+        assert run(one, Actor(beginning))
+    again = upload("digits-2", "third", "bad")
+
+    def go_back(store):
+        rollback(store, "digits", mark="a person's decision")
+
+    def weights(world):
+        named = json.loads(world.objects["digits/production.json"])["publication"]
+        return world.objects[f"{named}/model/saved_model.pb"]
+
+    tried = 0
+    for one, other in ((again, go_back), (go_back, again)):
+        counted = Actor(World(beginning.objects))
+        run(one, counted)
+        for at in range(counted.count):
+            for what in ("killed before", "killed after", "fails", "no answer"):
+                world = World(beginning.objects)
+                run(one, Actor(world, at, what))
+                for doing in (go_back, again, go_back):
+                    assert run(doing, Actor(world))
+                    tried += 1
+                assert weights(world) == b"good", (at, what)
+            for killed_at in (*range(30), None):
+                world = World(beginning.objects)
+                meets = Actor(world, killed_at, "killed after")
+                run(one, Actor(world, at, "overtaken", by=lambda m=meets, o=other: run(o, m)))
+                for doing in (go_back, again):
+                    assert run(doing, Actor(world))
+                assert weights(world) == b"good", (at, killed_at)
+                tried += 1
+    print(f"\n{tried} interleavings")

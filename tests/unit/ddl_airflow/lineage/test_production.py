@@ -12,7 +12,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from werkzeug.serving import make_server
 
 from ddl_airflow import cli
-from ddl_airflow.core.errors import NoSuchModel, QualityTooLow, StagingError
+from ddl_airflow.core.errors import AccessDenied, NoSuchModel, QualityTooLow, StagingError
 from ddl_airflow.core.metrics import Measurement
 from ddl_airflow.lineage.production import (
     LATEST,
@@ -22,6 +22,7 @@ from ddl_airflow.lineage.production import (
     promote,
     read_pointer,
     rollback,
+    why_stays,
 )
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.publication import publish
@@ -460,3 +461,238 @@ def test_commands(results, capsys):
     now = read_pointer(results, "digits", PRODUCTION)
     assert (now["metrics"], now["made_of"]["dataset"]) == ({"accuracy": 0.5}, "d")
     assert cli.main(["production", f"{results.uri}/other"]) == 1
+
+
+def published_model(store, tmp_path, training_id, weights, record="", dag_id="digits"):
+    """A publication with a model, and what a record has beside it; returns its place."""
+    folder = tmp_path / f"{training_id}-{weights}-{record}"
+    folder.mkdir(exist_ok=True)
+    made = {"dataset": {"fingerprint": "d"}, "code": {"digest": "c"}, "manifest": {"digest": "m"}}
+    made |= {"run": {"dag_id": dag_id, "parameters": {}}, "result": {"metrics": {"note": 1}}}
+    (folder / "model").write_text(weights)
+    (folder / "lineage.json").write_text(json.dumps(made | {"of": record}))
+    files = {"model/saved_model.pb": folder / "model", "lineage.json": folder / "lineage.json"}
+    return f"{training_id}/{publish(files, store, training_id).name}"
+
+
+def without_digests(store, name=PRODUCTION):
+    """The pointer as an earlier version of ours has written it."""
+    body = json.loads(store.read_bytes(f"digits/{name}.json"))
+    for one in (body, *body["before"], *body["history"]):
+        one.pop("digest", None)
+    for event in body["history"]:
+        event.pop("withdrawn", None)
+    store.put_bytes(f"digits/{name}.json", json.dumps(body).encode())
+
+
+@pytest.fixture
+def again(tmp_path):
+    """In production: a good model, then a bad one three times: its upload was cleared when Airflow
+    was another, and another run trained the same. Returns the store and the places.
+    """
+    store = FolderStore(tmp_path / "results")
+    places = [
+        published_model(store, tmp_path, *made)
+        for made in (
+            ("digits-1", "good"),
+            ("digits-2", "bad", "first"),
+            ("digits-2", "bad", "second"),
+            ("digits-3", "bad", "third"),
+        )
+    ]
+    for place in places:
+        point(store, "digits", PRODUCTION, place, {"accuracy": 0.9})
+    assert len(set(places)) == 4
+    assert read_pointer(store, "digits", PRODUCTION)["publication"] == places[-1]
+    return store, places
+
+
+@pytest.mark.parametrize("written_before", [False, True])
+def test_going_back_does_not_end_at_the_same_weights(again, capsys, written_before):
+    store, places = again
+    if written_before:
+        without_digests(store)
+    assert cli.main(["rollback", f"{store.uri}/digits"]) == 0
+    now = read_pointer(store, "digits", PRODUCTION)
+    assert now["publication"] == places[0] and now["metrics"] == {"accuracy": 0.9}
+    said = capsys.readouterr()
+    for place in places[1:3]:
+        assert f"{place} is passed over: it holds the very model that is in production" in said.err
+    assert list(now["history"][0]["passed_over"]) == [places[2], places[1]]
+    assert [one["withdrawn"] for one in now["before"]] == [True] * 3
+    assert cli.main(["rollback", f"{store.uri}/digits"]) == 1
+    assert "no other training was in production before" in capsys.readouterr().err
+
+
+def test_where_all_before_are_the_same_weights_that_is_said(tmp_path):
+    store = FolderStore(tmp_path / "results")
+    places = [published_model(store, tmp_path, f"digits-{n}", "bad", str(n)) for n in (1, 2)]
+    for place in places:
+        point(store, "digits", PRODUCTION, place, {})
+    written = store.read_bytes("digits/production.json")
+    with pytest.raises(NoSuchModel, match=f"{places[0]} holds the very model that is in product"):
+        rollback(store, "digits")
+    with pytest.raises(NoSuchModel, match="digits-1 holds the very model .* changes nothing.*prom"):
+        rollback(store, "digits", "digits-1")
+    assert store.read_bytes("digits/production.json") == written
+    now = promote(store, "digits", "digits-1")  # a person may
+    assert now["publication"] == places[0]
+
+
+def test_of_a_training_that_is_named_the_other_weights_are_gone_back_to(again, tmp_path):
+    store, _ = again
+    other = published_model(store, tmp_path, "digits-2", "better")
+    bad = published_model(store, tmp_path, "digits-2", "bad", "fourth")
+    for place in (other, bad):
+        promote(store, "digits", place)
+    assert rollback(store, "digits", "digits-2")["publication"] == other
+
+
+@pytest.mark.parametrize("written_before", [False, True])
+@pytest.mark.parametrize("training_id", ["digits-2", "digits-3"])
+def test_a_withdrawn_model_does_not_come_back_with_another_record(
+    tmp_path, written_before, training_id
+):
+    """Its upload is cleared, with newer versions in the record; or a rerun made the same bytes."""
+    store = FolderStore(tmp_path / "results")
+    good = published_model(store, tmp_path, "digits-1", "good")
+    bad = published_model(store, tmp_path, "digits-2", "bad", "first")
+    for place in (good, bad):
+        point(store, "digits", PRODUCTION, place, {})
+    rollback(store, "digits", reason="it is bad")
+    for number in range(4, 29):  # so that only the history knows the bad one
+        place = published_model(store, tmp_path, f"digits-{number}", f"model {number}")
+        point(store, "digits", PRODUCTION, place, {})
+    if written_before:
+        without_digests(store)
+    again = published_model(store, tmp_path, training_id, "bad", "second")
+    assert again != bad
+    now = read_pointer(store, "digits", PRODUCTION)
+    assert point(store, "digits", PRODUCTION, again, {}) == now
+    why = why_stays(store, "digits", now, again)
+    assert f"this very model before, as {bad}, and somebody went back from it" in why
+    assert f"`ddl-airflow promote {store.uri}/digits --to {again}`" in why
+    assert point(store, "digits", LATEST, again, {})["publication"] == again
+    # Who thinks otherwise may; and from then on it is a model as any other.
+    assert promote(store, "digits", again)["publication"] == again
+    place = published_model(store, tmp_path, "digits-30", "model 30")
+    point(store, "digits", PRODUCTION, place, {})
+    third = published_model(store, tmp_path, "digits-31", "bad", "third")
+    assert point(store, "digits", PRODUCTION, third, {})["publication"] == third
+
+
+def test_a_withdrawn_model_that_was_deleted_does_not_come_back_either(again, tmp_path):
+    store, places = again
+    rollback(store, "digits")
+    for place in places[1:]:
+        shutil.rmtree(store.path / place)
+    back = published_model(store, tmp_path, "digits-3", "bad", "once more")
+    assert point(store, "digits", PRODUCTION, back, {})["publication"] == places[0]
+
+
+def test_a_model_that_was_passed_over_does_not_come_back_either(again, tmp_path):
+    store, places = again
+    best = published_model(store, tmp_path, "digits-4", "best")
+    point(store, "digits", PRODUCTION, best, {})
+    assert rollback(store, "digits", "digits-1")["publication"] == places[0]
+    for number in range(5, 30):
+        place = published_model(store, tmp_path, f"digits-{number}", f"model {number}")
+        point(store, "digits", PRODUCTION, place, {})
+    for weights in ("bad", "best"):
+        back = published_model(store, tmp_path, "digits-40", weights, "again")
+        assert point(store, "digits", PRODUCTION, back, {})["publication"] == place
+
+
+@pytest.mark.parametrize("name", [LATEST, PRODUCTION])
+def test_an_old_upload_that_is_cleared_brings_its_model_back_with_no_record(tmp_path, name):
+    """As after an upgrade: the record has other versions in it."""
+    store = FolderStore(tmp_path / "results")
+    first = published_model(store, tmp_path, "digits-1", "one", "first")
+    newer = published_model(store, tmp_path, "digits-2", "two")
+    for place in (first, newer):
+        point(store, "digits", name, place, {})
+    cleared = published_model(store, tmp_path, "digits-1", "one", "second")
+    assert point(store, "digits", name, cleared, {})["publication"] == newer
+    signed = published_model(store, tmp_path, "digits-2", "two", "signed")
+    assert point(store, "digits", name, signed, {})["publication"] == signed
+
+
+def test_of_two_uploads_and_one_who_goes_back_at_once_the_model_is_gone(
+    again, tmp_path, monkeypatch
+):
+    """The other upload comes between what the first has read and what it writes."""
+    store, places = again
+    fourth = published_model(store, tmp_path, "digits-4", "bad", "fourth")
+    put_if = FolderStore.put_if
+
+    def overtaken(self, key, body, version):
+        monkeypatch.undo()
+        assert rollback(store, "digits")["publication"] == places[0]
+        return put_if(self, key, body, version)
+
+    monkeypatch.setattr(FolderStore, "put_if", overtaken)
+    assert point(store, "digits", PRODUCTION, fourth, {})["publication"] == places[0]
+
+    best = published_model(store, tmp_path, "digits-5", "best")
+    point(store, "digits", PRODUCTION, best, {})
+    again_best = published_model(store, tmp_path, "digits-6", "best", "again")
+
+    def overtakes(self, key, body, version):
+        monkeypatch.undo()
+        assert point(store, "digits", PRODUCTION, again_best, {})["publication"] == again_best
+        return put_if(self, key, body, version)
+
+    monkeypatch.setattr(FolderStore, "put_if", overtakes)
+    now = rollback(store, "digits")
+    assert now["publication"] == places[0] and set(now["history"][0]["withdrawn"]) >= {
+        best,
+        again_best,
+    }
+
+
+def test_who_may_not_write_changes_nothing_and_is_told(again, tmp_path, monkeypatch):
+    store, _ = again
+    written = store.read_bytes("digits/production.json")
+    place = published_model(store, tmp_path, "digits-9", "new")
+
+    def refused(*_):
+        raise AccessDenied("digits/production.json: you may not write")
+
+    monkeypatch.setattr(FolderStore, "put_if", refused)
+    for change in (
+        lambda: rollback(store, "digits"),
+        lambda: promote(store, "digits", place),
+        lambda: point(store, "digits", PRODUCTION, place, {}),
+    ):
+        with pytest.raises(AccessDenied, match="you may not write"):
+            change()
+    assert store.read_bytes("digits/production.json") == written
+
+
+def test_whose_marker_may_not_be_read_hinders_no_other(again, tmp_path, monkeypatch):
+    store, places = again
+    rollback(store, "digits")
+    without_digests(store)
+    read = FolderStore.read_version
+
+    def refused(self, key):
+        if any(place in self.uri for place in places[1:]):
+            raise AccessDenied(f"{key}: it is archived")
+        return read(self, key)
+
+    monkeypatch.setattr(FolderStore, "read_version", refused)
+    place = published_model(store, tmp_path, "digits-9", "new")
+    assert point(store, "digits", PRODUCTION, place, {})["publication"] == place
+
+
+def test_what_a_newer_version_says_of_a_model_goes_along_with_it(again):
+    store, places = again
+    body = json.loads(store.read_bytes("digits/production.json"))
+    for one in (body, *body["before"]):
+        one["fairness"] = one["publication"]
+    store.put_bytes("digits/production.json", json.dumps(body).encode())
+    now = rollback(store, "digits")
+    assert now["fairness"] == places[0]
+    assert [one["fairness"] for one in now["before"]] == places[:0:-1]
+    with pytest.raises(TypeError, match="fairness"):
+        point(store, "digits", PRODUCTION, "digits-9/a-1", {}, fairness=1)

@@ -671,6 +671,31 @@ def test_why_a_pointer_stays_is_said(trained, tmp_path, capsys):
     assert f"production.json goes on naming {first}: {why}" in said
 
 
+def test_a_withdrawn_model_stays_away_when_its_upload_is_cleared_after_an_upgrade(
+    trained, tmp_path, capsys, monkeypatch
+):
+    """Then its record has other versions, so that it is another publication."""
+    dag, context, layout = trained
+    task, store = dag.get_task("upload_results"), FolderStore(tmp_path / "dags" / "results")
+    task.promote = True
+    good = f"road-8/{publish({'a': tmp_path / 'dags' / 'train.py'}, store, 'road-8').name}"
+    point(store, "road", PRODUCTION, good, {})
+    task.execute(context)
+    bad = read_pointer(store, "road", PRODUCTION)["publication"]
+    rollback(store, "road", reason="it is bad")
+    capsys.readouterr()
+    monkeypatch.setattr("ddl_airflow.lineage.record.__version__", "99")
+    task.execute(context)
+    assert read_pointer(store, "road", PRODUCTION)["publication"] == good
+    again = read_pointer(store, "road", LATEST)["publication"]
+    assert again != bad and again.startswith(f"{layout.training_id}/")
+    assert context["outlet_events"][task.outlets[0]].extra["production"] is False
+    why = f"it named this very model before, as {bad}, and somebody went back from it. "
+    what_to_do = f"`ddl-airflow promote {store.uri}/road --to {again}` puts it there all the same"
+    said = capsys.readouterr().out
+    assert f"production.json goes on naming {good}: {why}{what_to_do}" in said
+
+
 @pytest.mark.parametrize("edited", [False, True])
 def test_a_model_is_published_also_where_the_manifest_has_another_place_by_now(
     trained, run_task, edited

@@ -274,7 +274,7 @@ def test_a_blob_in_the_archive_is_listed_as_such_and_named_with_what_to_do(code)
     with answering(answer) as address:
         store = azure(host=f"{address}/acct", login="acct", password=KEY)
         (obj,) = store.list()
-        assert (obj.key, obj.size, obj.archived) == ("f", 3, True)
+        assert (obj.key, obj.size, obj.archived) == ("f", 3, "Archive")
         with pytest.raises(ObjectArchived, match=rf"a/f at .*{code} \(409\): .*archive.*tier"):
             store.read(obj, lambda chunk: None)
         with pytest.raises(ObjectArchived):

@@ -422,6 +422,10 @@ def test_a_model_in_an_archive_is_not_whole_until_it_is_restored(client, tmp_pat
     assert missing_from(place) == []
     to_archive(client, f"archive-{storage_class}/{done.name}/{SUCCESS}", storage_class)
     assert missing_from(place) == [SUCCESS]
+    # Nor does that keep anybody from publishing once more.
+    to_archive(client, f"archive-{storage_class}/{again.name}/{SUCCESS}", storage_class)
+    third = publish(files, store)
+    assert third.name not in (done.name, again.name) and publish(files, store) == third
 
 
 @pytest.mark.parametrize("direct", [True, False])
@@ -438,6 +442,16 @@ def test_data_in_an_archive_is_named_with_what_to_do(client, tmp_path, monkeypat
         store.read_bytes("a")
     client.restore_object(Bucket="bucket", Key=f"cold-{direct}/a", RestoreRequest={"Days": 1})
     assert stage(store, Cache(tmp_path / "cache"), tmp_path / "data").fetched == 1
+
+
+def test_of_what_is_in_an_archive_the_class_is_named_where_the_store_says_it():
+    said = {"Code": "InvalidObjectState", "StorageClass": "DEEP_ARCHIVE"}
+    answer = {"Error": said, "ResponseMetadata": {"HTTPStatusCode": 403}}
+    with (
+        pytest.raises(ObjectArchived, match=r"^s3://b/k at .* archived, in storage class DEEP_ARC"),
+        s3_errors("s3://b/k", "http://host", 9),
+    ):
+        raise aws.ClientError(answer, "GetObject")
 
 
 def test_prefix_is_a_folder_and_not_the_start_of_a_name(client):
