@@ -17,7 +17,7 @@ import keras  # noqa: TID253
 import tensorflow as tf  # noqa: TID253
 
 from ddl_ops import averaging
-from ddl_ops.arrays import times_joined
+from ddl_ops.arrays import have_joined, times_joined
 from ddl_ops.collectives import without_scope
 from ddl_ops.environment import PLACEMENT, child_of_rank
 from ddl_ops.equal_weights import require_equal, start_equal
@@ -237,7 +237,8 @@ def _started_equal(optimizer: Any, trainable_variables: Any) -> Any:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         joins = getattr(optimizer, _JOINED_BEFORE, getattr(inner, _JOINED_BEFORE, 0))
         since = 0 < joins == times_joined()
-        if start_equal(trained, since_join=since):
+        # Anew: of weights that another one has trained, a rank may have set other values since.
+        if start_equal(trained, anew=not have_joined(), since_join=since):
             states = _states(optimizer, trained)
             start_equal(states, since_join=since, what="states of the optimizer")
             setattr(optimizer, _STARTED, True)
