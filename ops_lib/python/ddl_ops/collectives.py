@@ -13,6 +13,7 @@ import ddl_ops.function_order  # for its effect: tf.functions keep the order of 
 import ddl_ops.op_gradients  # noqa: F401  for its effect: the ops get gradients
 from ddl_ops import arrays, autograph, preemption, process_sets
 from ddl_ops.environment import require_launched
+from ddl_ops.equal_weights import note_join
 from ddl_ops.lifecycle import initialised
 from ddl_ops.loader import device_of_collectives, operations, runtime
 from ddl_ops.program_order import keeps_order, stream
@@ -606,5 +607,6 @@ def join() -> int:
     """
     _require_initialised("ddl.join()")
     last = arrays.join()
+    note_join()
     preemption.after_join(last)
     return last

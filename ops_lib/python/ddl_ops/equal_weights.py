@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import tensorflow as tf  # noqa: TID253
+from tensorflow.python.framework import ops  # noqa: TID253
 
 from ddl_ops import arrays
 from ddl_ops.environment import PLACEMENT
@@ -21,6 +22,8 @@ from ddl_ops.own_errors import BUILD_ALIKE, sizes_differ
 
 # On a variable that all ranks had the same value of, when they began to train it.
 _EQUAL = "_ddl_started_equal"
+# The number that TensorFlow had given last when the ranks joined: those of variables rise, too.
+_last_before_join = 0
 # Hosts with other processors may round the same update otherwise. So ranks may be apart by this
 # part of a variable's norm, by some units in the last place of its type, or by this much for each
 # element on average, where a variable is about zero.
@@ -44,6 +47,12 @@ def mark_equal(variables: Sequence[Any]) -> None:
             setattr(variable, _EQUAL, True)
 
 
+def note_join() -> None:
+    """All ranks have just joined: none has trained the variables that are made from here on."""
+    global _last_before_join
+    _last_before_join = ops.uid()
+
+
 def start_equal(
     variables: Sequence[Any],
     *,
@@ -63,7 +72,8 @@ def start_equal(
         variables: of Keras or TensorFlow, built; others, and None, are left as they are.
         anew: where a fit() begins, on all ranks: also those known to have been equal before, which
             the script may have changed since. Else, once all ranks have joined, a rank that had no
-            data before may begin alone, and whoever let it join has given it weights.
+            data before may begin alone, and whoever let it join has given it weights: only those
+            that were made since are compared.
         since_join: their optimizer was made since the ranks have joined last: as anew, and no rank
             has newer ones by that.
         what: they are.
@@ -74,8 +84,10 @@ def start_equal(
         ModelsDifferError: on every rank, where their numbers or shapes differ.
     """
     anew = anew or since_join
-    if PLACEMENT.size == 1 or not initialised() or (arrays.have_joined() and not anew):
+    if PLACEMENT.size == 1 or not initialised():
         return True
+    if arrays.have_joined() and not anew:
+        variables, since_join = [one for one in variables if _made_since_join(one)], True
     with tf.init_scope():
         if not tf.executing_eagerly():
             return True  # a TensorFlow 1 graph: its initialisers have seen to it
@@ -309,6 +321,14 @@ def _distance(mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> float
 def _value(variable: Any) -> np.ndarray[Any, Any]:
     value = getattr(variable, "value", variable)
     return np.asarray(value() if callable(value) else value)
+
+
+def _made_since_join(variable: Any) -> bool:
+    """Whether a variable of eager code was made after the ranks had joined last."""
+    value = getattr(variable, "value", None)
+    within = value if isinstance(value, tf.Variable) else variable  # Keras 3 has one of its own
+    number = re.search(r"_(\d+)$", str(getattr(within, "_unique_id", "")))
+    return number is not None and int(number[1]) > _last_before_join
 
 
 def _padded(values: np.ndarray[Any, Any]) -> bytes:

@@ -17,7 +17,7 @@ import keras  # noqa: TID253
 import tensorflow as tf  # noqa: TID253
 
 from ddl_ops import averaging
-from ddl_ops.arrays import times_joined
+from ddl_ops.arrays import have_joined, times_joined
 from ddl_ops.collectives import without_scope
 from ddl_ops.environment import PLACEMENT, child_of_rank
 from ddl_ops.equal_weights import require_equal, start_equal
@@ -29,6 +29,8 @@ from ddl_ops.program_order import stream
 _MARK = "_ddl_distributed"
 # On one that has reduced, and whose variables the ranks have begun alike with.
 _STARTED = "_ddl_started"
+# On one with which a fit() has begun that makes the weights equal by itself.
+_FITTED = "_ddl_fitted"
 # On one whose gradients the loss scaling around it has reduced.
 _REDUCED_OUTSIDE = "_ddl_reduced_outside"
 # On one that has applied gradients which nobody averaged.
@@ -237,7 +239,10 @@ def _started_equal(optimizer: Any, trainable_variables: Any) -> Any:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         joins = getattr(optimizer, _JOINED_BEFORE, getattr(inner, _JOINED_BEFORE, 0))
         since = 0 < joins == times_joined()
-        if start_equal(trained, since_join=since):
+        if have_joined() and not since:
+            setattr(optimizer, _STARTED, True)
+        # Anew: of weights that another one has trained, a rank may have set other values since.
+        elif start_equal(trained, anew=not hasattr(optimizer, _FITTED), since_join=since):
             states = _states(optimizer, trained)
             start_equal(states, since_join=since, what="states of the optimizer")
             setattr(optimizer, _STARTED, True)
@@ -410,6 +415,9 @@ def _hook_fit() -> None:
             starts_equal = _starts_equal(getattr(self, "optimizer", None))
             if starts_equal and not own_step and not begins_alike:
                 start_equal(self.trainable_variables, anew=True)
+                begins_alike = bool(self.trainable_variables)  # one not built begins with its step
+            if starts_equal and begins_alike:
+                setattr(self.optimizer, _FITTED, True)
             compare = [one for one in callbacks if getattr(one, COMPARES, False)]
             for one in compare:
                 setattr(one, COMPARES, False)

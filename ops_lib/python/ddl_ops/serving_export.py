@@ -296,7 +296,6 @@ def _read_meta_graph(path: Path) -> Any:
     """The MetaGraphDef in a file, binary or text, that holds no op but TensorFlow's own."""
     import tensorflow as tf
     from google.protobuf import message, text_format
-    from tensorflow.python.framework import op_def_registry
 
     content = path.read_bytes()
     meta = tf.compat.v1.MetaGraphDef()
@@ -309,7 +308,18 @@ def _read_meta_graph(path: Path) -> Any:
             raise TransformError(
                 f"{path}: not a meta graph ({error}). Write it with tf.train.export_meta_graph."
             ) from error
-    graph = meta.graph_def
+    if foreign := foreign_ops(meta.graph_def):
+        raise TransformError(
+            f"{path}: holds ops that TensorFlow alone cannot run: {foreign}. Export the base graph "
+            f"before `import ddl` and before the optimizer is made."
+        )
+    return meta
+
+
+def foreign_ops(graph: Any) -> str:
+    """The ops of a GraphDef that are not TensorFlow's own, each with a node; empty without any."""
+    from tensorflow.python.framework import op_def_registry
+
     nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
     own_functions = {function.signature.name for function in graph.library.function}
     foreign = {
@@ -317,13 +327,7 @@ def _read_meta_graph(path: Path) -> Any:
         for node in nodes
         if node.op not in own_functions and op_def_registry.get(node.op) is None
     }
-    if foreign:
-        listed = ", ".join(f"{op} ({name})" for op, name in sorted(foreign.items()))
-        raise TransformError(
-            f"{path}: holds ops that TensorFlow alone cannot run: {listed}. Export the base graph "
-            f"before `import ddl` and before the optimizer is made."
-        )
-    return meta
+    return ", ".join(f"{op} ({name})" for op, name in sorted(foreign.items()))
 
 
 def _find_assets(

@@ -13,7 +13,15 @@ import numpy as np
 
 from ddl_ops import samples
 from ddl_ops.checkpoints import TransformError
-from ddl_ops.serving_export import CLASS_INDEX, CLASSES, PREDICT, SCORES, SERVE, SERVE_INPUT
+from ddl_ops.serving_export import (
+    CLASS_INDEX,
+    CLASSES,
+    PREDICT,
+    SCORES,
+    SERVE,
+    SERVE_INPUT,
+    foreign_ops,
+)
 
 _ROWS_SHOWN = 8
 _BATCH_ROWS = 256
@@ -150,6 +158,15 @@ def _load(folder: Path) -> Any:
 
     graphs = loader_impl.parse_saved_model(str(folder)).meta_graphs
     tags = [tf.saved_model.SERVING] if len(graphs) > 1 else None
+    for graph in graphs:
+        wanted = tags is None or tf.saved_model.SERVING in graph.meta_info_def.tags
+        if wanted and (foreign := foreign_ops(graph.graph_def)):
+            raise ModelRejected(
+                f"{folder} holds ops that TensorFlow alone cannot run: {foreign}. "
+                "tf.saved_model.save() takes each tf.function that is an attribute of what it is "
+                "given, also one that trains: give it an object without that, or export a Keras "
+                "model by model.export()."
+            )
     return tf.saved_model.load(str(folder), tags=tags)
 
 

@@ -1705,6 +1705,31 @@ def test_a_written_model_that_cannot_be_loaded_is_rejected(bench: Bench) -> None
     assert "cannot be loaded" in report["error"]
 
 
+def test_a_written_model_with_a_step_of_the_training_in_it_is_rejected(
+    bench: Bench, tf: Any
+) -> None:
+    """As of a tf.Module whose tf.function trains: TensorFlow saves that, too, and no server has
+    its ops.
+    """
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    own = tf.Module()
+    one = tf.TensorSpec([None], tf.float32)
+    own.train = tf.function(lambda x: tf.math.erfinv(x), input_signature=[one])
+    score = tf.function(lambda x: {"y": x * 2}).get_concrete_function(x=one)
+    tf.saved_model.save(own, str(bench.model), {"score": score})
+    file = bench.model / "saved_model.pb"
+    saved = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    for function in saved.meta_graphs[0].graph_def.library.function:
+        for node in function.node_def:
+            node.op = "AllReduceOfTraining" if node.op == "Erfinv" else node.op
+    file.write_bytes(saved.SerializeToString())
+    code, report = bench.run("--written")
+    assert (code, report["kind"]) == (3, "ModelRejected")
+    assert "AllReduceOfTraining" in report["error"]
+    assert "tf.function" in report["error"]
+
+
 # --- the command -------------------------------------------------------------------------------
 
 FRESH = """

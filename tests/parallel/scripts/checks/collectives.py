@@ -339,6 +339,47 @@ def collectives_of_branches_and_loops_keep_their_order() -> None:
         assert float(own) == 2 * SIZE
 
 
+@check(least=2)
+def collectives_of_datasets_keep_their_order() -> None:
+    """As of a loop over one, which AutoGraph makes another one of, with the steps in it."""
+    own, others = tf.Variable(0.0), tf.Variable(0.0)
+    batches = tf.data.Dataset.range(2)
+
+    def add() -> None:
+        own.assign_add(ddl.allreduce(late_on(RANK % 2 == 0, tf.ones([])), average=False))
+
+    def loop() -> None:
+        for _ in batches:
+            add()
+
+    def loop_with_an_end() -> None:
+        for number in batches.repeat():
+            add()
+            if number > 0:
+                break
+
+    def reduce() -> None:
+        batches.reduce(0, lambda done, _: (add(), done + 1)[1])
+
+    def two_loops() -> None:
+        loop()
+        for _ in batches:
+            late = late_on(RANK % 2 == 1, tf.fill([2], 7.0))
+            others.assign_add(ddl.allreduce(late, average=False)[0])
+
+    for some in (loop, loop_with_an_end, reduce, two_loops):
+
+        @tf.function
+        def run(some: Callable = some) -> tf.Tensor:
+            some()
+            return ddl.allreduce(late_on(RANK % 2 == 1, tf.constant(101.0)), average=False)
+
+        own.assign(0.0)
+        assert [float(run()) for _ in range(2)] == [101 * SIZE] * 2
+        assert float(own) == 4 * SIZE
+    assert float(others) == 4 * 7 * SIZE
+
+
 @check
 def collectives_in_a_tf1_graph() -> None:
     with tf.Graph().as_default(), v1.Session() as session:

@@ -940,6 +940,42 @@ def keras_models_that_are_made_after_a_join_start_equal() -> None:
 
 
 @check
+def keras_weights_that_are_set_again_start_equal_with_another_optimizer() -> None:
+    """As for each fold, where each rank goes back to what it has made at first."""
+    arrays._joins.clear()  # of other checks
+    model = keras_model(RANK + 1)
+    made = model.get_weights()
+    for in_a_function in (True, False):
+        for _ in range(2):
+            model.set_weights(made)
+            optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
+            _train_by_hand(model, optimizer, in_a_function)
+            assert_same_everywhere(model.get_weights())
+
+
+@check(least=2)
+def keras_variables_that_are_made_after_a_join_start_equal() -> None:
+    """As of the next model, in a loop of the script's own whose epochs end in a join."""
+    one = tf.ones([1])
+    old = tf.Variable([7.0 + RANK])
+    if RANK == 0:
+        ddl.grads_reduce([(one, old)])
+    for in_a_function in (True, False):
+        ddl.join()
+        new = tf.Variable([42.0 + RANK])
+
+        def step(new: tf.Variable = new) -> None:
+            ddl.grads_reduce([(one, old), (one, new)])
+
+        run = tf.function(step) if in_a_function else step
+        run()
+        run()
+        assert float(new[0]) == 42.0, float(new[0])
+        # A rank may have trained it while the others had no data; who lets them join gives it.
+        assert float(old[0]) == 7.0 + RANK, float(old[0])
+
+
+@check
 def keras_states_of_optimizers_start_equal() -> None:
     """Some have a copy of the weights; and rank 0 alone may have restored one."""
     arrays._joins.clear()  # of other checks
