@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException, AirflowSecretsBackendAccessDenied
+from structlog.contextvars import bound_contextvars
 
 from ddl_airflow.airflow_internals import state_of_task
 from ddl_airflow.core.connections import AirflowConnection
@@ -92,6 +93,27 @@ def test_it_fires_once_when_the_job_has_ended(triggered, cluster, tmp_path, said
     assert triggered.started.monitored
     log = said()
     assert "fake-scheduler job 1: on n1" in log and "progress | step 7" in log
+
+
+def test_how_a_job_goes_is_in_the_log_of_its_task(triggered, cluster, tmp_path, said):
+    """A triggerer knows by its context which task's log a line is for: ``run_trigger``."""
+
+    def end():
+        # What it says in a thread of the workspace's, and no progress but a link.
+        (tmp_path / "progress").unlink()
+        (tmp_path / "progress").symlink_to(tmp_path / "elsewhere")
+
+    report = json.dumps({"t": 1.0, "source": "script", "step": 7}) + "\n"
+    changes = (
+        lambda: (tmp_path / "progress").write_text(report),
+        end,
+        lambda: cluster.set(1, "succeeded"),
+    )
+    with bound_contextvars(trigger_id=4711):
+        events(triggered(), *changes)
+    lines = [line for line in said().splitlines() if "progress" in line]
+    assert len(lines) == 2
+    assert all("trigger_id=4711" in line for line in lines), lines
 
 
 def test_a_triggerer_that_starts_again_sees_what_ended_meanwhile(triggered, cluster):
