@@ -791,6 +791,31 @@ def test_a_training_that_cannot_be_read_takes_none_of_the_others(workspace, clie
     assert [one["dag_id"] for one in lines] == ["a"]
 
 
+def test_what_is_kept_of_trainings_has_an_end(workspace, monkeypatch):
+    """Of those of a few DAGs, the last that somebody looked at: an api-server runs for months."""
+    from ddl_airflow.plugin import trainings as listed
+
+    monkeypatch.setattr(listed, "_MOST_KNOWN", 3, raising=False)
+    read, reads = listed._read_line, []
+    monkeypatch.setattr(
+        listed, "_read_line", lambda one: reads.append(one.training_id) or read(one)
+    )
+    for dag_id in ("one", "two", "three"):
+        for run_id in ("a", "b"):
+            kept(workspace, dag_id, run_id, {"state": "published"})
+    known = listed.Trainings()
+
+    def look(dag_id):
+        reads.clear()
+        lines, _ = known.read(workspace, set, dag_id)
+        assert {one["run_id"] for one in lines} == {"a", "b"}
+        return len(reads)
+
+    assert [look("one"), look("one"), look("two"), look("two")] == [2, 0, 2, 0]
+    assert look("three") == 2 and look("one") == 2 and look("one") == 0
+    assert len(known._known) <= 3
+
+
 def test_the_trainings_of_a_dag_are_not_cut_for_those_of_others(workspace, client, monkeypatch):
     from ddl_airflow.plugin import trainings
 
