@@ -519,6 +519,35 @@ def test_ranks_cannot_have_the_page_list_names_without_end(layout, monkeypatch):
     assert "more than a page looks at" in before["words"]
 
 
+def test_large_files_are_read_one_after_the_other_and_each_once(layout, monkeypatch):
+    """A record of 50 MiB takes 250 MiB while it is read, and eight requests are answered."""
+    read, at_once, most = unchanged.read_object, [], []
+
+    def slowly(*words):
+        at_once.append(words)
+        most.append(len(at_once))
+        time.sleep(0.05)
+        at_once.pop()
+        return read(*words)
+
+    monkeypatch.setattr(unchanged, "read_object", slowly)
+    monkeypatch.setattr(unchanged, "_LARGE", 100, raising=False)
+    paths = [layout.kept / f"{name}.json" for name in "ab"]
+    for path in paths:
+        path.write_text(json.dumps({"listing": ["x"] * 100}))
+        os.utime(path, (1, 1))
+    files = Unchanged()
+    readers = [
+        threading.Thread(target=files.read, args=(path, layout.workspace, len))
+        for path in paths * 4
+    ]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert (max(most), files.reads) == (1, 2)
+
+
 def test_of_what_was_read_the_oldest_is_forgotten_first(layout):
     files = Unchanged(4)
     paths = [layout.state / f"{number}.json" for number in range(5)]
