@@ -124,6 +124,21 @@ def test_a_triggerer_that_starts_again_sees_what_ended_meanwhile(triggered, clus
     assert cluster.numbers() == [1]
 
 
+def test_a_triggerer_that_starts_again_does_not_read_all_that_its_jobs_have_told(
+    triggered, cluster, tmp_path, said, monkeypatch
+):
+    monkeypatch.setattr("ddl_airflow.triggers.job._MOST_TOLD", 4096, raising=False)
+    lines = [{"t": 1.0 + step, "source": "script", "step": step} for step in range(1, 2000)]
+    lines[0]["steps"] = 2000
+    (tmp_path / "progress").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trigger = triggered()
+    feed, told = trigger._progress.feed, []
+    trigger._progress.feed = lambda text: told.append(len(text)) or feed(text)
+    events(trigger, lambda: None, lambda: cluster.set(1, "succeeded"))
+    assert "progress | step 1999/2000" in said()
+    assert sum(told) <= 2 * 4096
+
+
 UNFORESEEN = KeyError("items")
 REFUSED = Refused(403, "Forbidden", "jobs.batch is forbidden")
 
@@ -262,11 +277,11 @@ def test_a_file_system_that_is_away_is_outlasted(triggered, cluster, tmp_path, s
     def failing(owner, name):
         once = getattr(owner, name)
 
-        def call(*words):
+        def call(*words, **more):
             fails[name] -= 1
             if fails[name] >= 0:
                 raise gone
-            return once(*words)
+            return once(*words, **more)
 
         monkeypatch.setattr(owner, name, call)
 
