@@ -139,6 +139,11 @@ class Tail:
                 self._offset += whole
                 yield piece[:whole].decode("utf-8", "replace")
 
+    def pass_over(self, most: int) -> None:
+        """Goes on with the last of what is there by now, if that is more than so many bytes."""
+        with suppress(OSError):
+            self._offset = max(self._offset, self.path.lstat().st_size - most)
+
 
 @dataclass
 class Progress:

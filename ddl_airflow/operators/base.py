@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, cast
 
 from airflow.configuration import AIRFLOW_HOME, conf
 from airflow.sdk import Param, XComArg
@@ -46,9 +46,12 @@ from ddl_airflow.core.manifest.templates import (
 from ddl_airflow.core.parameters import OF_AIRFLOW, NoValue, check_settings, no_value, word_of
 from ddl_airflow.core.plan import (
     ApproveStep,
+    EvaluateStep,
     ScriptStep,
+    StageDataStep,
     Step,
     StoreReference,
+    TrainStep,
     UploadResultsStep,
 )
 from ddl_airflow.hooks.store import connection_of, secret_of, store_of
@@ -258,6 +261,7 @@ class StepOperator(PrototypedOperator):
         left = self.tries(context) < attempts
         with airflow_errors(attempts_left=left), self._noting_failure(context):
             try:
+                self._check_one_training(context)
                 layout = layout_of(context)
                 # Airflow takes any name in a run's conf, and makes a parameter of it. Once data are
                 # staged, the run's names have been looked at, with the manifest that it began with.
@@ -273,6 +277,24 @@ class StepOperator(PrototypedOperator):
                 for line in f"{type(error).__name__}: {error}".splitlines():
                     self.log.error("%s", line)
                 raise
+
+    def _check_one_training(self, context: Any) -> None:
+        """Raises SettingInvalid where another training would work in the folder of this run: it
+        would take this one's data, and be published as this one.
+        """
+        several, index = "", getattr(context["ti"], "map_index", None)
+        if index is not None and index >= 0:
+            several = "this task is mapped"
+        elif (dag := self.get_dag()) is not None:
+            kinds = [type(getattr(task, "step", None)) for task in dag.tasks]
+            for kind in (StageDataStep, TrainStep):
+                if isinstance(self.step, kind) and kinds.count(kind) > 1:
+                    several = f"DAG {dag.dag_id} has {kinds.count(kind)} of this task"
+        if several:
+            raise SettingInvalid(
+                f"A run is one training, with one folder, and {several}. Start a run for each "
+                "training, such as by an expanded TriggerDagRunOperator; or make each a DAG."
+            )
 
     def _check_attempts(self, layout: RunLayout, context: Any, attempts: int) -> None:
         """Raises JobLost in a try that the run was not given: of a worker that is killed nobody
@@ -329,7 +351,7 @@ class StepOperator(PrototypedOperator):
             try_number=context["ti"].try_number,
             tries=self.tries(context),
             cleared=cleared,
-            later={one.task_id: one.asked() for one in self._later()} | self._approval(),
+            later={one.task_id: one.asked() for one in self._later()} | self._gates(),
             published=lambda facts: self._published(context, facts),
         )
 
@@ -342,18 +364,21 @@ class StepOperator(PrototypedOperator):
         later = [s for s in self.get_flat_relatives() if isinstance(s, StepOperator)]
         return sorted(later, key=lambda step: len(step.get_flat_relatives(upstream=True)))
 
-    def _approval(self) -> dict[str, Step]:
-        """What asks a person before the model is published, which is no operator of these; by the
-        name that the upload looks for, whatever a Python DAG calls its task.
+    def _gates(self) -> dict[str, Step]:
+        """What has to let the model pass before it is published, by the names that the upload looks
+        for, whatever a Python DAG calls its tasks: those of a task group have its name in front.
         """
+        gates: dict[str, Step] = {}
         for task in self.get_flat_relatives():
             asked = getattr(task, "step", None)
             after = (getattr(later, "step", None) for later in task.get_flat_relatives())
-            if isinstance(asked, ApproveStep) and any(
-                isinstance(step, UploadResultsStep) for step in after
-            ):
-                return {APPROVE: asked}
-        return {}
+            if not any(isinstance(step, UploadResultsStep) for step in after):
+                continue
+            if isinstance(asked, ApproveStep):  # which is no operator of these
+                gates[APPROVE] = asked
+            elif isinstance(asked, EvaluateStep):
+                gates["evaluate"] = cast(StepOperator, task).asked()
+        return gates
 
     def _runs_as_ranks(self) -> str:
         """What runs as the ranks' user, for the log; empty if nothing does."""
@@ -443,7 +468,10 @@ class StepOperator(PrototypedOperator):
         keep_so_far(layout, run_of(context), {"state": state, **failure})
 
     def _follows_staging(self) -> bool:
-        return any(s.task_id == "stage_data" for s in self.get_flat_relatives(upstream=True))
+        return any(
+            task.task_id == "stage_data" or isinstance(getattr(task, "step", None), StageDataStep)
+            for task in self.get_flat_relatives(upstream=True)
+        )
 
     def tries(self, context: Any) -> int:
         """Which try this is, from 1, since the task was last cleared."""

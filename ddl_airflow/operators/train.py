@@ -20,6 +20,8 @@ from ddl_airflow.steps.train import Train
 class TrainOperator(StepOperator):
     """Trains on all ranks: ``ddl_airflow.steps.train.Train``.
 
+    A run is one training: a DAG has one of it, which is not mapped.
+
     Where the launcher has a scheduler, the task submits the job and defers: a trigger waits, and no
     worker. Whatever is killed meanwhile, whoever comes next goes on with the same job; only when a
     person fails or clears the task is it cancelled. Where another training works in the experiment,

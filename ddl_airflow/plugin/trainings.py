@@ -27,8 +27,23 @@ from ddl_airflow.plugin.training import (
 _log = logging.getLogger(__name__)
 
 _MOST = 2000
+# Of which what was read is kept, some 7 KB each: those of a few DAGs, and of the list of all.
+_MOST_KNOWN = 5 * _MOST
 _TAIL = 16 * 1024
 _NO_COLUMN = (("code", "files"), ("environment", "settings"), ("environment", "versions"))
+_ANY = RunLayout(Path("/"), "any", "training")
+_KEPT = str(_ANY.kept.relative_to(_ANY.root))
+# What a line is made of, below the training's folder.
+_FILES = tuple(
+    str(path.relative_to(_ANY.root))
+    for path in (
+        _ANY.kept / "record.json",
+        _ANY.kept / "run.json",
+        _ANY.failure,
+        _ANY.kept / "lineage.json",
+        _ANY.progress,
+    )
+)
 
 
 class Trainings:
@@ -60,22 +75,24 @@ class Trainings:
         found: list[tuple[float, str, str]] = []
         for dag_id in dags:
             if dag_id in readable:
-                for training in _folders(runs / dag_id):
+                # As text: of tens of thousands, paths take longer than the look at the file.
+                folder = str(runs / dag_id)
+                for training in _folders(folder):
                     with suppress(OSError):
-                        stat = (runs / dag_id / training / "airflow").lstat()
+                        stat = os.lstat(f"{folder}/{training}/{_KEPT}")
                         found.append((stat.st_mtime, dag_id, training))
         newest = sorted(found, reverse=True)[:_MOST]
         lines = (self._line(RunLayout(workspace, dag, training)) for _, dag, training in newest)
         return [line for line in lines if line], len(found) - len(newest)
 
     def _line(self, layout: RunLayout) -> dict[str, Any] | None:
-        key = (layout.dag_id, layout.training_id)
-        files = (layout.kept / "record.json", layout.kept / "run.json", layout.failure)
-        seen = tuple(map(_stamp, (*files, layout.kept / "lineage.json", layout.progress)))
+        key, root = (layout.dag_id, layout.training_id), str(layout.root)
+        seen = tuple(_stamp(f"{root}/{name}") for name in _FILES)
         with self._lock:
-            known = self._known.get(key)
-        if known is not None and known[0] == seen:
-            return known[1]
+            known = self._known.pop(key, None)
+            if known is not None and known[0] == seen:
+                self._known[key] = known  # the last to be forgotten
+                return known[1]
         try:
             line = _read_line(layout)
         except Exception as error:
@@ -87,10 +104,12 @@ class Trainings:
         if line is not None:
             with self._lock:
                 self._known[key] = (seen, line)
+                if len(self._known) > _MOST_KNOWN:
+                    del self._known[next(iter(self._known))]
         return line
 
 
-def _folders(path: Path) -> list[str]:
+def _folders(path: Path | str) -> list[str]:
     """Names of the folders in it; a link is none."""
     try:
         with os.scandir(path) as entries:
@@ -99,9 +118,9 @@ def _folders(path: Path) -> list[str]:
         return []
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def _stamp(path: Path | str) -> tuple[int, int]:
     try:
-        stat = path.lstat()
+        stat = os.lstat(path)
     except OSError:
         return (0, 0)
     return (stat.st_mtime_ns, stat.st_size)

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,8 @@ _MOST_BYTES = 16 * 2**20
 _MOST_FILES = 15_000
 # In all folders that are listed for one answer: of each rank there are some files.
 _MOST_NAMES = 100_000
+# Of a larger one, of which reading takes five times as much memory, only one is read at once.
+_LARGE = 4 * 2**20
 # A file that was written within that time may be written once more without its times telling.
 _SETTLED_S = 2.0
 
@@ -77,7 +80,7 @@ class Unchanged:
     def __init__(self, most: int | None = None) -> None:
         self._most = most or _MOST
         self._known: dict[tuple[Path, object], tuple[Any, Any]] = {}
-        self._lock = threading.Lock()
+        self._lock, self._large = threading.Lock(), threading.Lock()
         self.reads = 0
 
     def read(
@@ -106,14 +109,29 @@ class Unchanged:
         # Before the file is read: one that is replaced meanwhile is read again next time.
         stamp = (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino, stat.st_dev)
         known = self._known.get((path, part))
+        waits = stat.st_size > _LARGE and (known is None or known[0] != stamp)
+        with self._large if waits else nullcontext():  # who has waited may find it read
+            return self._part(path, root, part, stamp, budget, most_bytes)
+
+    def _part(
+        self,
+        path: Path,
+        root: Path,
+        part: Callable[[Mapping[str, Any]], _Part],
+        stamp: tuple[int, ...],
+        budget: Budget | None,
+        most_bytes: int,
+    ) -> _Part:
+        written_ns, _, size, *_ = stamp
+        known = self._known.get((path, part))
         if known is not None and known[0] == stamp:
             taken: _Part = known[1]
             return taken
         self.reads += 1
         if budget is not None:
-            budget.take(path, min(stat.st_size, most_bytes))
+            budget.take(path, min(size, most_bytes))
         taken = part(read_object(path, root, most_bytes))
-        if time.time() - stat.st_mtime > _SETTLED_S:
+        if time.time() - written_ns / 1e9 > _SETTLED_S:
             with self._lock:
                 self._known.pop((path, part), None)
                 if len(self._known) >= self._most:

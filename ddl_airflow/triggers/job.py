@@ -25,6 +25,9 @@ from ddl_airflow.triggers.monitor import cancelling, in_workspace, monitor_of
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 2.0
+# Of what a job has reported, in one look. A triggerer that starts again finds all that its jobs
+# have told for days, and the threads that read it also say which of them have ended.
+_MOST_TOLD = 1 << 20
 # For so long what nobody has foreseen is taken for something that passes; and so is a refusal, as
 # by a server whose access rules are just being changed, of what it has answered before.
 _PASSES_S = 600.0
@@ -229,7 +232,9 @@ class JobTrigger(BaseTrigger):
 
     def _follow(self, reports: Tail) -> None:
         try:
-            fresh = [self._progress.feed(text) for text in reports.read()]
+            # How many steps there are may stand in the first lines alone.
+            fresh = [self._progress.feed(text) for text in reports.read(most=_MOST_TOLD)]
+            reports.pass_over(_MOST_TOLD)
             if any(fresh):
                 self.log.info("progress | %s", self._progress.line())
         except (OSError, FileRefused) as error:  # not worth a training; worth a line

@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import cache, partial
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
@@ -41,14 +42,23 @@ async def _in_thread(
     return await asyncio.get_running_loop().run_in_executor(threads, partial(call, *words))
 
 
+def _logged(call: Callable[..., _Result]) -> Callable[..., _Result]:
+    """The call, whose lines are in the log of the task whose trigger asks.
+
+    A triggerer finds that by context variables, which a thread of ours does not have by itself. It
+    is not for what is asked for several triggers.
+    """
+    return partial(copy_context().run, call)
+
+
 async def cancelling(kind: str, call: Callable[..., _Result], *words: Any) -> _Result:
     """Runs the call in a thread that no look at a job of that kind can keep busy."""
-    return await _in_thread(_threads(f"{kind}-cancel", _THREADS), call, *words)
+    return await _in_thread(_threads(f"{kind}-cancel", _THREADS), _logged(call), *words)
 
 
 async def in_workspace(call: Callable[..., _Result], *words: Any) -> _Result:
     """Runs the call in a thread that the workspace's files can keep busy, but no scheduler."""
-    return await _in_thread(_threads("workspace", _THREADS), call, *words)
+    return await _in_thread(_threads("workspace", _THREADS), _logged(call), *words)
 
 
 async def at_dataset(uri: str, call: Callable[..., _Result], *words: Any) -> _Result:

@@ -290,6 +290,19 @@ def test_a_host_without_what_the_run_has_staged_does_not_go_on(workspace, contex
     assert second.execute(context_of("some-dag"))["root"] == str(root)
 
 
+def test_a_run_is_one_training(workspace, context_of):
+    """Two would work in one folder, and each publish what the other has left there."""
+    context = context_of("some-dag")
+    context["ti"].map_index = 1
+    with pytest.raises(AirflowFailException, match="this task is mapped. Start a run for each"):
+        Task(task_id="t").execute(context)
+    with DAG("some-dag", schedule=None):
+        for name in ("first", "second"):
+            train = TrainOperator(task_id=name, step=TrainStep(command="python train.py"))
+    with pytest.raises(AirflowFailException, match="DAG some-dag has 2 of this task"):
+        train.execute(context_of("some-dag"))
+
+
 def test_what_an_earlier_task_returned_is_taken(workspace, context_of):
     with DAG("some-dag", schedule=None):
         first = Task(task_id="count")

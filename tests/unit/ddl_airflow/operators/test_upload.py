@@ -13,9 +13,11 @@ import tarfile
 import textwrap
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from airflow.sdk import DAG, TaskGroup
 from airflow.sdk.api.datamodels._generated import AssetProfile
 from airflow.sdk.exceptions import (
     AirflowException,
@@ -32,10 +34,15 @@ from ddl_airflow import cli
 from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.load import load_manifest
+from ddl_airflow.core.plan import plan
 from ddl_airflow.lineage.index import begun_key, read_index
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, read_pointer, rollback
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.manifest_dag import dag_from
+from ddl_airflow.operators.evaluate import EvaluateOperator
+from ddl_airflow.operators.stage import StageDataOperator
+from ddl_airflow.operators.train import TrainOperator
+from ddl_airflow.operators.upload import UploadResultsOperator
 from ddl_airflow.site import training_of
 from ddl_airflow.steps.transform import Transform
 from ddl_airflow.storage.filesystem import FolderStore
@@ -821,6 +828,36 @@ def test_a_model_that_nobody_has_evaluated_is_not_published(gated, tmp_path):
     with pytest.raises(AirflowFailException, match="marked success.* Clear evaluate"):
         upload_results.execute(context)
     assert not list((tmp_path / "dags" / "results").glob("**/saved_model.pb"))
+
+
+def test_a_model_that_nobody_has_evaluated_is_not_published_whatever_the_tasks_are_called(
+    gated, tmp_path, workspace, context_of
+):
+    """As in a DAG of one's own, of a task group: their ids begin with its name."""
+    path = tmp_path / "dags" / "manifest.yml"
+    steps, context = plan(load_manifest(path), path), context_of("own")
+    with DAG("own", schedule=None) as dag, TaskGroup("digits"):
+        road = [
+            StageDataOperator(task_id="stage_data", step=steps.stage_data),
+            TrainOperator(task_id="train", step=steps.train),
+            EvaluateOperator(task_id="evaluate", step=steps.evaluate),
+            UploadResultsOperator(task_id="upload_results", step=steps.upload_results),
+        ]
+        for before, after in pairwise(road):
+            before >> after
+    for name in ("digits.stage_data", "digits.train"):
+        dag.get_task(name).execute(context)
+    layout = RunLayout(workspace, "own", training_of("own", context["dag_run"].run_id))
+    _model(layout)
+    with pytest.raises(AirflowFailException, match="marked success.* Clear evaluate"):
+        road[-1].execute(context)
+    (workspace / "accuracy").write_text("0.97")
+    road[-2].execute(context)
+    road[-1].execute(context)
+    # Nor does a later step begin where nothing was staged, as on another host.
+    (layout.kept / "lineage" / "stage_data.json").unlink()
+    with pytest.raises(AirflowException, match="nothing that stage_data left for this run"):
+        road[-2].execute(context)
 
 
 @pytest.fixture

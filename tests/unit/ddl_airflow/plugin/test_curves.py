@@ -101,6 +101,16 @@ def test_more_than_fits_into_one_answer_is_said_to_be_more(told, monkeypatch):
     assert seen == list(range(200))
 
 
+def test_no_answer_takes_much_of_the_memory_that_all_requests_share(told):
+    """Of 500,000 points it was 45 MB, and eight may be made at once."""
+    numbers = {f"m{number}": 0.5 + number for number in range(50)}
+    told(*({"t": n, "source": "keras", "step": n} | numbers for n in range(10_000)))
+    first = told.read()
+    assert first["more"]
+    second = told.read(cursor=first["cursor"])
+    assert not second["more"] and parts(second, "m49")[0][1][-1] == (9_999, 49.5)
+
+
 def test_of_short_lines_no_more_points_are_read_at_once_than_that(told, monkeypatch):
     monkeypatch.setattr(curves, "_MOST_POINTS_READ", 100)
     told(*({"t": n, "source": "keras", "step": n, "a": n, "b": n} for n in range(110)))

@@ -519,6 +519,35 @@ def test_ranks_cannot_have_the_page_list_names_without_end(layout, monkeypatch):
     assert "more than a page looks at" in before["words"]
 
 
+def test_large_files_are_read_one_after_the_other_and_each_once(layout, monkeypatch):
+    """A record of 50 MiB takes 250 MiB while it is read, and eight requests are answered."""
+    read, at_once, most = unchanged.read_object, [], []
+
+    def slowly(*words):
+        at_once.append(words)
+        most.append(len(at_once))
+        time.sleep(0.05)
+        at_once.pop()
+        return read(*words)
+
+    monkeypatch.setattr(unchanged, "read_object", slowly)
+    monkeypatch.setattr(unchanged, "_LARGE", 100, raising=False)
+    paths = [layout.kept / f"{name}.json" for name in "ab"]
+    for path in paths:
+        path.write_text(json.dumps({"listing": ["x"] * 100}))
+        os.utime(path, (1, 1))
+    files = Unchanged()
+    readers = [
+        threading.Thread(target=files.read, args=(path, layout.workspace, len))
+        for path in paths * 4
+    ]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert (max(most), files.reads) == (1, 2)
+
+
 def test_of_what_was_read_the_oldest_is_forgotten_first(layout):
     files = Unchanged(4)
     paths = [layout.state / f"{number}.json" for number in range(5)]
@@ -789,6 +818,31 @@ def test_a_training_that_cannot_be_read_takes_none_of_the_others(workspace, clie
     made[1].failure.write_text("{}")
     lines = client.get("/trainings").json()["trainings"]
     assert [one["dag_id"] for one in lines] == ["a"]
+
+
+def test_what_is_kept_of_trainings_has_an_end(workspace, monkeypatch):
+    """Of those of a few DAGs, the last that somebody looked at: an api-server runs for months."""
+    from ddl_airflow.plugin import trainings as listed
+
+    monkeypatch.setattr(listed, "_MOST_KNOWN", 3, raising=False)
+    read, reads = listed._read_line, []
+    monkeypatch.setattr(
+        listed, "_read_line", lambda one: reads.append(one.training_id) or read(one)
+    )
+    for dag_id in ("one", "two", "three"):
+        for run_id in ("a", "b"):
+            kept(workspace, dag_id, run_id, {"state": "published"})
+    known = listed.Trainings()
+
+    def look(dag_id):
+        reads.clear()
+        lines, _ = known.read(workspace, set, dag_id)
+        assert {one["run_id"] for one in lines} == {"a", "b"}
+        return len(reads)
+
+    assert [look("one"), look("one"), look("two"), look("two")] == [2, 0, 2, 0]
+    assert look("three") == 2 and look("one") == 2 and look("one") == 0
+    assert len(known._known) <= 3
 
 
 def test_the_trainings_of_a_dag_are_not_cut_for_those_of_others(workspace, client, monkeypatch):

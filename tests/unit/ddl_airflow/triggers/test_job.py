@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException, AirflowSecretsBackendAccessDenied
+from structlog.contextvars import bound_contextvars
 
 from ddl_airflow.airflow_internals import state_of_task
 from ddl_airflow.core.connections import AirflowConnection
@@ -94,12 +95,48 @@ def test_it_fires_once_when_the_job_has_ended(triggered, cluster, tmp_path, said
     assert "fake-scheduler job 1: on n1" in log and "progress | step 7" in log
 
 
+def test_how_a_job_goes_is_in_the_log_of_its_task(triggered, cluster, tmp_path, said):
+    """A triggerer knows by its context which task's log a line is for: ``run_trigger``."""
+
+    def end():
+        # What it says in a thread of the workspace's, and no progress but a link.
+        (tmp_path / "progress").unlink()
+        (tmp_path / "progress").symlink_to(tmp_path / "elsewhere")
+
+    report = json.dumps({"t": 1.0, "source": "script", "step": 7}) + "\n"
+    changes = (
+        lambda: (tmp_path / "progress").write_text(report),
+        end,
+        lambda: cluster.set(1, "succeeded"),
+    )
+    with bound_contextvars(trigger_id=4711):
+        events(triggered(), *changes)
+    lines = [line for line in said().splitlines() if "progress" in line]
+    assert len(lines) == 2
+    assert all("trigger_id=4711" in line for line in lines), lines
+
+
 def test_a_triggerer_that_starts_again_sees_what_ended_meanwhile(triggered, cluster):
     with suppress(TimeoutError):
         asyncio.run(asyncio.wait_for(anext(triggered().run()), 0.1))
     cluster.set(1, "succeeded")
     assert len(events(triggered())) == 1
     assert cluster.numbers() == [1]
+
+
+def test_a_triggerer_that_starts_again_does_not_read_all_that_its_jobs_have_told(
+    triggered, cluster, tmp_path, said, monkeypatch
+):
+    monkeypatch.setattr("ddl_airflow.triggers.job._MOST_TOLD", 4096, raising=False)
+    lines = [{"t": 1.0 + step, "source": "script", "step": step} for step in range(1, 2000)]
+    lines[0]["steps"] = 2000
+    (tmp_path / "progress").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trigger = triggered()
+    feed, told = trigger._progress.feed, []
+    trigger._progress.feed = lambda text: told.append(len(text)) or feed(text)
+    events(trigger, lambda: None, lambda: cluster.set(1, "succeeded"))
+    assert "progress | step 1999/2000" in said()
+    assert sum(told) <= 2 * 4096
 
 
 UNFORESEEN = KeyError("items")
@@ -240,11 +277,11 @@ def test_a_file_system_that_is_away_is_outlasted(triggered, cluster, tmp_path, s
     def failing(owner, name):
         once = getattr(owner, name)
 
-        def call(*words):
+        def call(*words, **more):
             fails[name] -= 1
             if fails[name] >= 0:
                 raise gone
-            return once(*words)
+            return once(*words, **more)
 
         monkeypatch.setattr(owner, name, call)
 
