@@ -6,6 +6,7 @@ It asks no other host: stores and connections are tried by ``airflow connections
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import os
 import stat
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +24,9 @@ from airflow import __version__ as airflow_version
 from airflow.configuration import AIRFLOW_CONFIG, AIRFLOW_HOME, conf
 from airflow.exceptions import AirflowConfigException
 
-from ddl_airflow.core.errors import DdlError, SettingInvalid
+from ddl_airflow.core.errors import DdlError, ManifestError, SettingInvalid
+from ddl_airflow.core.manifest.rights import rights_of
+from ddl_airflow.core.setting_commands import failed_command
 from ddl_airflow.launchers import run_as
 from ddl_airflow.launchers.loopback import confined
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python, how_to_get_ops
@@ -78,8 +82,17 @@ def examine() -> Iterator[Finding]:
     ):
         try:
             yield from look()
-        except (DdlError, OSError, subprocess.SubprocessError) as error:
-            yield Finding(State.WRONG, look.__name__.removeprefix("_of_"), str(error))
+        except Exception as error:
+            what = look.__name__.removeprefix("_of_")
+            if (command := failed_command(error, os.environ)) is not None:
+                yield Finding(State.WRONG, what, *command)
+            elif isinstance(error, AirflowConfigException):
+                said = " ".join(str(error).split())
+                yield Finding(State.WRONG, what, said, f"Correct it in {AIRFLOW_CONFIG}.")
+            elif isinstance(error, (DdlError, OSError, subprocess.SubprocessError)):
+                yield Finding(State.WRONG, what, str(error))
+            else:
+                raise
 
 
 def _of_settings_file() -> Iterator[Finding]:
@@ -252,12 +265,33 @@ def _arguments(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _loader_in(folder: Path) -> Path | None:
-    """A Python file of the DAG folder that mentions this package."""
+    """A Python file of the DAG folder that calls ``dags_from``."""
     for path in sorted(folder.glob("*.py")):
-        with path.open("rb") as file:
-            if b"ddl_airflow" in file.read(_MOST_BYTES):
+        if not path.is_file():
+            continue
+        with suppress(OSError, SyntaxError, ValueError), path.open("rb") as file:
+            if _calls_dags_from(ast.parse(file.read(_MOST_BYTES))):
                 return path
     return None
+
+
+def _calls_dags_from(module: ast.Module) -> bool:
+    """Whether it imports the function, or the module that has it, and calls it by that name."""
+    names = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.ImportFrom):
+            for one in node.names:
+                imported = f"{node.module}.{one.name}"
+                if imported == "ddl_airflow.dag.dags_from":
+                    names.add(one.asname or one.name)
+                elif imported == "ddl_airflow.dag":
+                    names.add(f"{one.asname or one.name}.dags_from")
+        elif isinstance(node, ast.Import):
+            for one in node.names:
+                if one.name == "ddl_airflow.dag":
+                    names.add(f"{one.asname or one.name}.dags_from")
+    calls = (node.func for node in ast.walk(module) if isinstance(node, ast.Call))
+    return any(ast.unparse(called) in names for called in calls)
 
 
 def _of_jwt_secret() -> Iterator[Finding]:
@@ -336,8 +370,16 @@ def _of_user() -> Iterator[Finding]:
 
 
 def _of_rights() -> Iterator[Finding]:
-    if conf.get("ddl", "manifest_rights", fallback="").strip():
-        yield Finding(State.OK, "manifests", "name what [ddl] manifest_rights lists")
+    setting = conf.get("ddl", "manifest_rights", fallback="").strip()
+    if setting:
+        try:
+            rights_of(setting, Path("/"))
+        except ManifestError as error:
+            for one in error.issues:
+                said = one.render(error.source).removesuffix(f". {one.fix}")
+                yield Finding(State.WRONG, "manifests", said, one.fix)
+        else:
+            yield Finding(State.OK, "manifests", "name what [ddl] manifest_rights lists")
     else:
         yield Finding(
             State.OPEN,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from pathlib import Path
 
 from ddl_airflow.commands.options import Commands
+from ddl_airflow.core.setting_commands import failed_command
 
 
 def add_to(commands: Commands) -> None:
@@ -35,8 +37,16 @@ def add_to(commands: Commands) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from ddl_airflow.doctor import State, examine  # the one command that needs Airflow's settings
-
+    try:
+        from ddl_airflow.doctor import (
+            State,
+            examine,
+        )  # the one command that needs Airflow's settings
+    except Exception as error:  # Airflow's, which reads its settings as it is imported
+        if (found := failed_command(error, os.environ)) is None:
+            raise
+        print(f"wrong  Airflow: {found[0]}\n       {found[1]}")
+        return 1
     states = set()
     for found in examine():
         states.add(found.state)

@@ -4,7 +4,9 @@ import errno
 import fcntl
 import json
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -163,6 +165,7 @@ def test_a_workspace_without_locks_is_wrong(home, monkeypatch, refused):
     assert state is State.WRONG and f"{home}/w has no locks: No locks available" in said
 
 
+LOADER = (Path(__file__).parents[3] / "dags" / "load_manifests.py").read_text()
 MANIFESTS = "ddl_airflow.bundle.ManifestBundle"
 DAGS = "airflow.dag_processing.bundles.local.LocalDagBundle"
 
@@ -208,7 +211,7 @@ def test_where_manifests_come_from_is_looked_at(home, bundles, monkeypatch):
     state, said = found("manifests' DAGs")
     assert state is State.RISK
     assert said.startswith("no bundle makes DAGs of manifests Add a ManifestBundle to ")
-    (home / "dags" / "load.py").write_text("from ddl_airflow.dag import manifest_dags\n")
+    (home / "dags" / "load.py").write_text(LOADER)
     assert found("manifests' DAGs") == (State.OK, f"{home}/dags/load.py loads them ")
     bundles(("dags-folder", DAGS, {}), ours)
     assert found("manifests' DAGs") == (
@@ -279,3 +282,81 @@ def test_rules_of_cleaning_that_cannot_be_used_are_wrong(home, monkeypatch, caps
     assert "wrong  cleaning: [ddl] keep_runs: '30 days' is not a duration: a number and" in said[0]
     assert "[ddl] keep_experiments: 1h is less than two days" in said[1]
     assert "[ddl] cache_size: '500GB' is not a size" in said[2]
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("{home}/no-such.yml", "{home}/no-such.yml: cannot be read: No such file or directory "),
+        ("{home}", "{home}: cannot be read: Is a directory Correct [ddl] manifest_rights in "),
+        ('{{"rights": {{"dags": {{}}}}}}', "rights.dags: 'dags' is no absolute path Write the "),
+        ('{{"rights": [', "[ddl] manifest_rights:1: is not YAML: "),
+    ],
+)
+def test_a_table_of_rights_that_cannot_be_read_is_wrong(home, monkeypatch, table, said):
+    """No manifest has a DAG then."""
+    monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", table.format(home=home))
+    state, found_said = found("manifests")
+    assert state is State.WRONG and said.format(home=home) in found_said
+
+
+def test_a_table_of_rights_that_this_user_may_not_read_is_wrong(trainer, monkeypatch):
+    table = trainer.place / "rights 100% é.yml"
+    table.write_text("rights: {/dags: {}}")
+    table.chmod(0o600)
+    monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", str(table))
+    assert found("manifests")[0] is State.OK
+    with trainer.acting():
+        state, said = found("manifests")
+    assert state is State.WRONG and "cannot be read: Permission denied Correct [ddl] mani" in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# from ddl_airflow.dag import dags_from; dags_from('.')\n",
+        '"""As ddl_airflow.dag.dags_from does it."""\n',
+        "from ddl_airflow.dag import dags_from\n",  # and makes nothing of it
+        "from ddl_airflow.operators.production import production_dag\nproduction_dag('s3://a')\n",
+        "from ddl_airflow.dag import dags_from\ndags_from(\n",
+        "dags_from('ddl_airflow')\n",
+        "\0 ddl_airflow",
+    ],
+)
+def test_a_file_that_mentions_us_is_no_loader(home, bundles, text):
+    bundles(("dags-folder", DAGS, {}))
+    (home / "dags" / "a 100% é.py").write_text(text)
+    (home / "dags" / "dangling.py").symlink_to("nowhere")
+    (home / "dags" / "folder.py").mkdir()
+    state, said = found("manifests' DAGs")
+    assert state is State.RISK and said.startswith("no bundle makes DAGs of manifests")
+    for written in (
+        LOADER,
+        "import ddl_airflow.dag\nglobals().update(ddl_airflow.dag.dags_from('/srv'))\n",
+        "from ddl_airflow import dag as ours\nx = ours.dags_from('/srv')\n",
+        "from ddl_airflow.dag import dags_from as made\nglobals().update(made('/srv'))\n",
+    ):
+        (home / "dags" / "load.py").write_text(written)
+        assert found("manifests' DAGs") == (State.OK, f"{home}/dags/load.py loads them ")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("sh -c 'echo a-secret; exit 3'", "its command ended with 3"),
+        ("/no/such/program --token=a-secret", "its command cannot be started: No such file"),
+        ("echo 'a-secret", "its command cannot be understood: No closing quotation"),
+    ],
+)
+@pytest.mark.parametrize("setting", ["API_AUTH__JWT_SECRET", "DATABASE__SQL_ALCHEMY_CONN"])
+def test_a_setting_whose_command_fails_is_a_line(home, setting, command, said):
+    """Airflow asks some of them as it is imported."""
+    environ = {name: value for name, value in os.environ.items() if setting not in name}
+    environ |= {f"AIRFLOW__{setting}_CMD": command, "AIRFLOW_HOME": str(home)}
+    asked = [sys.executable, "-m", "ddl_airflow", "doctor"]
+    done = subprocess.run(asked, env=environ, capture_output=True, text=True, check=False)
+    (line,) = [line for line in done.stdout.splitlines() if said in line]
+    assert line.startswith("wrong  ") and f"AIRFLOW__{setting}_CMD: {said}" in line
+    assert f"Correct AIRFLOW__{setting}_CMD: " in done.stdout
+    assert "Traceback" not in done.stderr and "a-secret" not in done.stdout + done.stderr
+    assert done.returncode == 1
