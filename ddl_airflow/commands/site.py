@@ -38,14 +38,12 @@ def add_to(commands: Commands) -> None:
 
 def _doctor(options: argparse.Namespace) -> int:
     try:
-        from ddl_airflow.doctor import (
-            State,
-            examine,
-        )  # the one command that needs Airflow's settings
-    except Exception as error:  # Airflow's, which reads its settings as it is imported
-        if (found := failed_command(error, os.environ)) is None:
+        # The one command that needs Airflow's settings, some of which it reads when it is imported.
+        from ddl_airflow.doctor import State, examine
+    except Exception as error:
+        if (command := failed_command(error, os.environ)) is None:
             raise
-        print(f"wrong  Airflow: {found[0]}\n       {found[1]}")
+        print("wrong  Airflow: {}\n       {}".format(*command))
         return 1
     states = set()
     for found in examine():
