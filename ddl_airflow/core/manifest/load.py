@@ -184,11 +184,13 @@ def redacted_text(text: str) -> str:
         ManifestSyntaxError: not YAML, so nobody knows where the keys are.
     """
     names = (*SECRET_FIELDS, *FFDL_SECRET_FIELDS)
-    if "\\" not in text and not any(name in text for name in names):
-        return without_written_secrets(text)  # without a \ a name can be written in one way only
-    text = mask_fields(decode(text, "manifest"), "manifest", names, keep=REFERENCE)
-    # Last: the end of a secret may be the flow style's, and what is left is no YAML then.
-    return without_written_secrets(_without_keys_in_comments(text, names))
+    # Without a \ a name can be written in one way only.
+    if "\\" in text or any(name in text for name in names):
+        text = mask_fields(decode(text, "manifest"), "manifest", names, keep=REFERENCE)
+    # Then: the end of a secret may be the flow style's, and what is left is no YAML.
+    if "#" in text and _KEY.search(text):
+        text = _without_keys_in_comments(text)
+    return without_written_secrets(text)
 
 
 def without_keys(content: bytes) -> bytes:
@@ -203,12 +205,20 @@ def without_keys(content: bytes) -> bytes:
 _BELOW = re.compile(r"\s*(&\S+\s*)?([|>][-+0-9]*\s*)?(#.*)?")
 
 
-def _without_keys_in_comments(text: str, names: Sequence[str]) -> str:
+# What holds a key, however its name begins: a comment is not held to the fields of a manifest.
+_KEY_NAMES = (
+    *(*SECRET_FIELDS, *FFDL_SECRET_FIELDS, "session_token", "auth_token", "sas_token"),
+    *("client_secret", "api_key", "private_key", "account_key", "integration_key", "routing_key"),
+)
+_KEY = re.compile("|".join(name.replace("_", "[_-]?") for name in _KEY_NAMES), re.IGNORECASE)
+_KEY_IS = re.compile(rf"(?:{_KEY.pattern})[^\w\n]*?[:=]", re.IGNORECASE)
+
+
+def _without_keys_in_comments(text: str) -> str:
     """Masks what follows a field in a comment: it is no YAML any more, but no less secret.
 
     Reads each line once: a line may be all that a manifest is, and all of one character.
     """
-    field = re.compile(rf"\b(?:{'|'.join(names)})[^\w\n]*?[:=]")
     lines = text.split("\n")
     follows = False  # a value that stands below its field
     for i, line in enumerate(lines):
@@ -222,7 +232,7 @@ def _without_keys_in_comments(text: str, names: Sequence[str]) -> str:
         start = line.find("#")
         if start < 0:
             continue
-        found = field.search(line, start)
+        found = _KEY_IS.search(line, start)
         if found is not None:
             follows = _BELOW.fullmatch(line, found.end()) is not None
             lines[i] = line if follows else f"{line[: found.end()]} '***'"

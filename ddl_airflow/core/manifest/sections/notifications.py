@@ -16,7 +16,10 @@ from ddl_airflow.core.manifest.templates import OF_A_NOTIFICATION, template_find
 from ddl_airflow.core.manifest.values import Argument, Text
 
 SMTP_NOTIFIER = "airflow.providers.smtp.notifications.smtp.SmtpNotifier"
-_SECRET_NAME = re.compile(r"passw|pwd|secret|token|api_?key|credential|webhook_url", re.I)
+_SECRET_NAME = re.compile(
+    r"passw|pwd|secret|token|(?:api|private|account|integration|routing)_?key|credential|webhook_url",
+    re.I,
+)
 _PASSWORD_IN_URL = re.compile(r"://[^\s/:@]{0,200}:[^\s/@]{1,200}@")
 # Arguments that a notifier takes for a path, which it opens as Airflow: SmtpNotifier's and
 # SesNotifier's files, SmtpNotifier's template, AppriseNotifier's attach.

@@ -139,8 +139,11 @@ def test_a_folder_is_not_below_a_home(path: str) -> None:
         ("{on_failure: [somebody]}", ["notifications.on_failure[0].notifier"]),
         ("{on_approval: [ml@example.com]}", ["notifications.on_approval"]),
         (
-            "{on_success: [{arguments: {to: a@b, smtp_password: x, webhook_url: y}}]}",
+            "{on_success: [{arguments: {to: a@b, smtp_password: x, webhook_url: y, "
+            "integration_key: z, routing_key: z, dedup_key: z}}]}",
             [
+                "notifications.on_success[0].arguments.integration_key",
+                "notifications.on_success[0].arguments.routing_key",
                 "notifications.on_success[0].arguments.smtp_password",
                 "notifications.on_success[0].arguments.webhook_url",
             ],
