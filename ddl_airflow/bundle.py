@@ -305,6 +305,17 @@ class ManifestBundle(BaseDagBundle):
                 listing[f"{_GONE}{dag_id}"] = held
             elif _place_of(now) != held.place and held.place not in taken:
                 listing[now] = listing[now]._replace(place=held.place)
+        if any(entry.place for entry in listing.values()):
+            self._leave_folders(listing)
+
+    @staticmethod
+    def _leave_folders(listing: dict[str, _Entry]) -> None:
+        """Has no copy lie where a stub that stays has its folder, as of what was in ``m.yml/``."""
+        places = {name: entry.place or _place_of(name) for name, entry in listing.items()}
+        folders = {str(above) for place in places.values() for above in Path(place).parents}
+        for name, place in places.items():
+            if place in folders and not name.startswith(_GONE):
+                listing[name] = listing[name]._replace(place=_odd_place(name))
 
     def _makes_dag(self, text: str, name: str) -> bool:
         """Whether a manifest that loads also has a DAG in this Airflow, as its stub would make it.
@@ -597,6 +608,10 @@ def _place_of(name: str) -> str:
     plain = name.isprintable() and not re.search(r"\.ya?ml(\.py|\.redacted)/", name)
     if plain and len(name) <= 500 and all(len(p.encode()) <= 200 for p in name.split("/")):
         return name
+    return _odd_place(name)
+
+
+def _odd_place(name: str) -> str:
     return f"odd-names/{hashlib.sha256(os.fsencode(name)).hexdigest()}.yml"
 
 

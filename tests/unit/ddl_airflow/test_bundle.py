@@ -621,6 +621,40 @@ def test_a_place_that_another_manifest_has_taken_is_its_own(bundle, folder, writ
     }
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_a_manifest_that_becomes_a_folder_keeps_its_open_runs(
+    bundle, folder, write_manifest, runs, back
+):
+    """And a folder that becomes a manifest: both are below one place, as a file and as a folder."""
+    (folder / "any").touch()
+    ids = ["first", "second"]
+    for made in range(2):
+        shutil.rmtree(folder / "m 100%.yml", ignore_errors=True)
+        (folder / "m 100%.yml").unlink(missing_ok=True)
+        if back is bool(made):
+            write_manifest(folder, ids[made]).rename(folder / "m 100%.yml")
+        else:
+            write_manifest(folder / "m 100%.yml", ids[made])
+        bundle.refresh()
+        if made == 0:
+            runs("first", "running")
+    found = {dag.dag_id: dag for dag in parsed(bundle).values()}
+    assert set(found) == {"first", "second"}
+    place = "m 100%.yml/manifest.yml.py" if back else "m 100%.yml.py"
+    assert found["first"].relative_fileloc == place
+    where = found["second"].relative_fileloc
+    assert where.startswith("odd-names/" if back else "m 100%.yml/")
+    runs("first", "failed")
+    runs("second", "running")
+    bundle.refresh()
+    (dag,) = parsed(bundle).values()
+    assert dag.relative_fileloc == where  # its run looks for it there
+    runs("second", "failed")
+    write_manifest(folder / "other", "other")
+    bundle.refresh()
+    assert len(parsed(bundle)) == 2
+
+
 def test_a_manifest_that_comes_back_is_its_dags_again(bundle, folder, write_manifest, runs):
     path = write_manifest(folder, "first")
     (folder / "any").touch()

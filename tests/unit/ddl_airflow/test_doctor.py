@@ -290,7 +290,7 @@ def test_rules_of_cleaning_that_cannot_be_used_are_wrong(home, monkeypatch, caps
         ("{home}/no-such.yml", "{home}/no-such.yml: cannot be read: No such file or directory "),
         ("{home}", "{home}: cannot be read: Is a directory Correct [ddl] manifest_rights in "),
         ('{{"rights": {{"dags": {{}}}}}}', "rights.dags: 'dags' is no absolute path Write the "),
-        ('{{"rights": [', "[ddl] manifest_rights:1: is not YAML: "),
+        ('{{"rights": [', "[ddl] manifest_rights:2: is not YAML: "),
     ],
 )
 def test_a_table_of_rights_that_cannot_be_read_is_wrong(home, monkeypatch, table, said):
@@ -305,10 +305,10 @@ def test_a_table_of_rights_that_this_user_may_not_read_is_wrong(trainer, monkeyp
     table.write_text("rights: {/dags: {}}")
     table.chmod(0o600)
     monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", str(table))
-    assert found("manifests")[0] is State.OK
     with trainer.acting():
         state, said = found("manifests")
     assert state is State.WRONG and "cannot be read: Permission denied Correct [ddl] mani" in said
+    assert found("manifests")[0] is State.OK
 
 
 @pytest.mark.parametrize(
