@@ -265,8 +265,12 @@ def read_index(
             missed |= _completed(store, so_far, progress)
         if missed or known != found[0] or len(new) >= _MERGED_AT:
             known = known | missed
+            merged = _with(known, new.values())
             with suppress(StagingError):
-                _write(store, _with(known, new.values()), found[1], new)
+                if merged == found[0]:  # who asked before may write the index, and not delete these
+                    store.at(_NEW).delete(new)
+                else:
+                    _write(store, merged, found[1], new)
     together = _with(known, new.values())
     together |= _begun(store, together, listed)
     if unread is not None:

@@ -22,10 +22,10 @@ from typing import Any
 
 from ddl_airflow.core.errors import (
     DAMAGED,
-    AccessDenied,
     NoSuchModel,
     ObjectArchived,
     QualityTooLow,
+    SourceMissing,
     StagingError,
 )
 from ddl_airflow.core.metrics import Measurement
@@ -39,7 +39,13 @@ from ddl_airflow.storage.publication import (
     restore,
     results_in,
 )
-from ddl_airflow.storage.store import RETIRED, ObjectStore
+from ddl_airflow.storage.store import (
+    RETIRED,
+    SUCCESS,
+    ObjectStore,
+    StoredObject,
+    why_archived,
+)
 
 LATEST = "latest"
 PRODUCTION = "production"
@@ -213,8 +219,9 @@ def why_stays(
             return "it named this one before"
         training_id = publication.partition("/")[0]
         its = [one for one in known if one["training_id"] == training_id]
-        # The same model is its own successor, for example with another signature.
-        if its and not models.same(now, new):
+        # The same model is its own successor, for example with another signature. And a training
+        # that serves, and has this model once more, has been trained again.
+        if its and now["training_id"] != training_id and not models.same(now, new):
             for one in its:
                 if models.same(one, new):
                     return f"it named this very model before, as {one['publication']}"
@@ -357,6 +364,7 @@ def promote(
     Raises:
         NoSuchModel: nothing whole was published there, or that is no such place; or another serves
             than ``instead_of``.
+        ObjectArchived: of a training, which publication is the newest is in an archive.
     """
     publication = publication.strip("/")
     if not re.fullmatch(rf"[^/]+(/{PUBLICATION})?", publication):
@@ -364,8 +372,8 @@ def promote(
             f"{publication!r} is neither a training's id nor, with the name of a publication after "
             f"it, a place in {store.uri}. `ddl-airflow lineage list` has these places."
         )
-    if "/" not in publication and (there := publications(store.at(publication))):
-        publication = f"{publication}/{next(iter(there))}"
+    if "/" not in publication:
+        publication = _newest_of(store, publication)
     publication = own_name(store, publication)
     if gone := missing_from(store.at(publication)):
         raise NoSuchModel(
@@ -387,6 +395,27 @@ def promote(
         return _next(store, now, publication, facts, event)
 
     return _changed(store, _key(dag_id, PRODUCTION), change, mark)
+
+
+def _newest_of(store: ObjectStore, training_id: str) -> str:
+    """The place of a training's newest publication; the training's where there is none in it.
+
+    Raises:
+        ObjectArchived: which is the newest, a marker in an archive would say.
+    """
+    listed: list[StoredObject] = []
+    with suppress(SourceMissing):
+        listed = store.at(training_id).list()
+    for one in listed:
+        name, _, key = one.key.partition("/")
+        if one.archived and key == SUCCESS and re.fullmatch(PUBLICATION, name):
+            raise ObjectArchived(
+                f"{store.uri}/{training_id}/{one.key} is {why_archived(one.archived)}. So nobody "
+                f"can tell which publication of {training_id} is the newest: say which one, "
+                f"{training_id}/<name>."
+            )
+    there = publications(store.at(training_id), listed)
+    return f"{training_id}/{next(iter(there))}" if there else training_id
 
 
 def _check_seen(store: ObjectStore, dag_id: str, now: Pointer | None, instead_of: str) -> None:
@@ -718,6 +747,7 @@ class _Models:
     """
 
     def __init__(self, store: ObjectStore) -> None:
+        self._store = store
         self._at = cache(partial(_digest_at, store))
 
     def same(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -732,6 +762,8 @@ class _Models:
     ) -> tuple[dict[str, str], Pointer | None]:
         """The first with another model than the one that serves; and what is passed over, with why.
 
+        Where what serves is damaged, one that a person has named may have the same model.
+
         Args:
             now: the pointer.
             wanted: what may be chosen, the newest first.
@@ -739,7 +771,7 @@ class _Models:
         """
         passed = {}
         for one in wanted:
-            if self.same(one, now):
+            if self.same(one, now) and (by_itself or _whole(self._store, now)):
                 passed[one["publication"]] = _SAME
             elif by_itself and (gone := self.gone_back_from(now, one)):
                 passed[one["publication"]] = f"the very model of {gone}, {_GONE_BACK_FROM}"
@@ -753,15 +785,21 @@ class _Models:
         """
         gone = {other["publication"] for other in now["before"] if other["withdrawn"]}
         newer: Mapping[str, Any] = {}
+        seen: dict[str, Mapping[str, Any]] = {}  # the last time that each served
         for event in now["history"]:
             served = str(event["publication"])
-            if newer.get("event") == _ROLLED_BACK:
+            if newer.get("event") == _ROLLED_BACK and served not in seen:
                 gone.add(served)
             # Of a thousand events of earlier versions of ours not each is worth reading a marker.
             may_matter = served in gone or "digest" in event
             if _same(served, one["publication"]) or (may_matter and self.same(event, one)):
-                return served if served in gone else ""
-            gone.update(event.get("withdrawn", ()))
+                if served not in gone:
+                    return ""
+                # As one of another name it may have served again since.
+                later = (other for other in seen.values() if "digest" not in other)
+                return "" if any(self.same(other, one) for other in later) else served
+            seen.setdefault(served, event)
+            gone.update(place for place in event.get("withdrawn", ()) if place not in seen)
             newer = event
         for other in now["before"]:  # the history is that of a pointer of before there was one
             if other["withdrawn"] and self.same(other, one):
@@ -774,10 +812,16 @@ class _Models:
 
 def _digest_at(store: ObjectStore, publication: str) -> str:
     """Of the model in a publication, as the marker lists its files; empty: nobody knows."""
-    place = store.at(publication)
-    # What was archived, or is not for us to read, keeps nobody from publishing another.
-    with suppress(ObjectArchived, AccessDenied, *DAMAGED):
-        marker = marker_of(place) or marker_of(place, RETIRED)
+    # What was archived, or is not for us to read, keeps nobody from publishing another: nor does a
+    # place that none can have, of a pointer that somebody wrote.
+    with suppress(OSError, *DAMAGED):
+        try:
+            place = store.at(publication)
+            marker = marker_of(place) or marker_of(place, RETIRED)
+        except StagingError as error:
+            if error.retryable:
+                raise
+            return ""
         if any(file["key"].startswith("model/") for file in marker["files"]):
             return model_digest({"result": marker})
     return ""

@@ -128,11 +128,10 @@ function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => v
     event.preventDefault();
     if (asked) return;
     setAsked(true);
-    // By its name: "the one before" is another one when this has been done twice.
-    const before = to || (earlier.find((one) => !one.withdrawn)?.publication ?? "");
-    // Another may serve by now than the page shows.
+    // Another may serve by now than the page shows: then nothing changes, nor when this is done twice.
     const instead_of = graph.production?.publication ?? null;
-    const conf = { model: dag, action: move, to: move === "promote" ? publication : before, instead_of, reason };
+    // "The one before" is not named here: which models are the same, the markers of all have to say.
+    const conf = { model: dag, action: move, to: (move === "promote" ? publication : to) || null, instead_of, reason };
     try {
       const { is_paused } = await ask<Dag>(`${API}/dags/${encodeURIComponent(by.dag_id)}`);
       const body = JSON.stringify({ logical_date: null, conf });

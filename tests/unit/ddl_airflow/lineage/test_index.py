@@ -572,6 +572,26 @@ def test_who_may_not_merge_is_answered_all_the_same(store, monkeypatch):
     assert one["removed"] and len(new(store)) == 1
 
 
+def test_who_may_not_delete_notes_writes_the_index_once(store, monkeypatch):
+    monkeypatch.setattr(index, "_MERGED_AT", 1)
+    publish(store, 1)
+    read_index(store)
+    mark_removed(store, place(1))
+
+    def refused(*_):
+        raise AccessDenied("you may not delete")
+
+    monkeypatch.setattr(FolderStore, "delete", refused)
+    read_index(store)
+    written = store.read_bytes(index._INDEX)
+    (one,) = read_index(store)
+    assert one["removed"] and store.read_bytes(index._INDEX) == written
+    monkeypatch.undo()
+    monkeypatch.setattr(index, "_MERGED_AT", 1)
+    read_index(store)
+    assert not new(store)
+
+
 def test_who_is_killed_while_a_question_merges_loses_nothing(store, monkeypatch):
     monkeypatch.setattr(index, "_MERGED_AT", 1)
     publish(store, 1)

@@ -5,6 +5,7 @@ import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -12,7 +13,13 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from werkzeug.serving import make_server
 
 from ddl_airflow import cli
-from ddl_airflow.core.errors import AccessDenied, NoSuchModel, QualityTooLow, StagingError
+from ddl_airflow.core.errors import (
+    AccessDenied,
+    NoSuchModel,
+    ObjectArchived,
+    QualityTooLow,
+    StagingError,
+)
 from ddl_airflow.core.metrics import Measurement
 from ddl_airflow.lineage.production import (
     LATEST,
@@ -696,3 +703,100 @@ def test_what_a_newer_version_says_of_a_model_goes_along_with_it(again):
     assert [one["fairness"] for one in now["before"]] == places[:0:-1]
     with pytest.raises(TypeError, match="fairness"):
         point(store, "digits", PRODUCTION, "digits-9/a-1", {}, fairness=1)
+
+
+@pytest.mark.parametrize("put_back", [promote, rollback])
+def test_a_model_that_was_put_back_by_hand_before_digests_comes_again(tmp_path, put_back):
+    store = FolderStore(tmp_path / "results")
+    good, bad, new, again = (
+        published_model(store, tmp_path, *made)
+        for made in (
+            ("digits-1", "good"),
+            ("digits-2", "bad"),
+            ("digits-3", "new"),
+            ("digits-4", "bad", "second"),
+        )
+    )
+    point(store, "digits", PRODUCTION, good, {})
+    point(store, "digits", PRODUCTION, bad, {})
+    rollback(store, "digits")
+    put_back(store, "digits", bad)
+    point(store, "digits", PRODUCTION, new, {})
+    without_digests(store)
+    assert point(store, "digits", PRODUCTION, again, {})["publication"] == again
+
+
+@pytest.mark.parametrize("name", [PRODUCTION, LATEST])
+def test_a_training_that_serves_is_trained_again_as_it_was_before(tmp_path, name):
+    store = FolderStore(tmp_path / "results")
+    for words in (("old",), ("new",), ("old", "another record")):
+        place = published_model(store, tmp_path, "digits-1", *words)
+        assert point(store, "digits", name, place, {})["publication"] == place
+
+
+def test_a_place_that_cannot_be_looked_at_hinders_no_other(again, tmp_path, monkeypatch):
+    store, places = again
+    rollback(store, "digits")
+    without_digests(store)
+    body = json.loads(store.read_bytes("digits/production.json"))
+    odd = ["..", "a\0b", "x" * 300, "file/abc"]
+    (tmp_path / "results" / "file").write_text("of somebody")
+    for number, place in enumerate(odd):
+        body["before"].append(body["before"][0] | {"publication": place})
+        body["history"].append(body["history"][0] | {"publication": place, "number": -number})
+    store.put_bytes("digits/production.json", json.dumps(body).encode())
+    read = FolderStore.read_version
+
+    def refused(self, key):
+        if any(place in self.uri for place in places[1:]):
+            raise StagingError("KMS.DisabledException: the key is disabled", retryable=False)
+        return read(self, key)
+
+    monkeypatch.setattr(FolderStore, "read_version", refused)
+    place = published_model(store, tmp_path, "digits-9", "new")
+    assert point(store, "digits", PRODUCTION, place, {})["publication"] == place
+
+
+def test_a_store_that_is_away_for_a_moment_is_asked_again(again, tmp_path, monkeypatch):
+    store, places = again
+    rollback(store, "digits")
+    without_digests(store)
+    place = published_model(store, tmp_path, "digits-9", "bad", "fifth")
+    read = FolderStore.read_version
+
+    def away(self, key):
+        if any(place in self.uri for place in places[1:]):
+            raise StagingError("SlowDown", retryable=True)
+        return read(self, key)
+
+    with monkeypatch.context() as patched, pytest.raises(StagingError, match="SlowDown"):
+        patched.setattr(FolderStore, "read_version", away)
+        point(store, "digits", PRODUCTION, place, {})
+    assert point(store, "digits", PRODUCTION, place, {})["publication"] == places[0]
+
+
+def test_from_a_damaged_model_a_whole_copy_of_it_is_gone_back_to(tmp_path):
+    store = FolderStore(tmp_path / "results")
+    whole, damaged = (published_model(store, tmp_path, f"digits-{n}", "same", n) for n in "12")
+    for place in (whole, damaged):
+        point(store, "digits", PRODUCTION, place, {})
+    shutil.rmtree(tmp_path / "results" / damaged / "model")
+    assert rollback(store, "digits", whole)["publication"] == whole
+
+
+def test_which_publication_is_the_newest_an_archived_marker_does_not_say(tmp_path, monkeypatch):
+    store = FolderStore(tmp_path / "results")
+    published_model(store, tmp_path, "digits-1", "old")
+    newest = published_model(store, tmp_path, "digits-1", "new")
+    listed = FolderStore.list
+
+    def archived(self, *words):
+        return [
+            replace(one, archived="GLACIER") if f"{self.uri}/{one.key}".endswith(name) else one
+            for one in listed(self, *words)
+        ]
+
+    name = f"{newest}/_SUCCESS"
+    monkeypatch.setattr(FolderStore, "list", archived)
+    with pytest.raises(ObjectArchived, match=r"GLACIER.*say which one, digits-1/<name>"):
+        promote(store, "digits", "digits-1")

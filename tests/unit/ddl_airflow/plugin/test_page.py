@@ -645,7 +645,7 @@ def test_the_lineage_of_a_model(tab, published, theme):
     conf = {
         "model": "mnist-tf1",
         "action": "rollback",
-        "to": "t-first/0000000000000000-11111111",
+        "to": None,  # the one before, whichever that is
         "instead_of": "t-second/0000000000000000-11111111",
         "reason": "it is worse at night",
     }
