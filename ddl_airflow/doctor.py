@@ -42,7 +42,7 @@ _BUNDLES = "[dag_processor] dag_bundle_config_list"
 _STORAGE = "[dag_processor] dag_bundle_storage_path"
 _README = "README.md, “Install it beside your own Airflow”"
 # Of a loader, which is short.
-_MOST_BYTES = 1 << 16
+_MOST_BYTES = 4 << 20
 
 
 class State(Enum):
@@ -269,7 +269,9 @@ def _loader_in(folder: Path) -> Path | None:
     for path in sorted(folder.glob("*.py")):
         if not path.is_file():
             continue
-        with suppress(OSError, SyntaxError, ValueError), path.open("rb") as file:
+        # Python itself gives up on what is nested too deeply.
+        unreadable = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
+        with suppress(*unreadable), path.open("rb") as file:
             if _calls_dags_from(ast.parse(file.read(_MOST_BYTES))):
                 return path
     return None
@@ -291,7 +293,16 @@ def _calls_dags_from(module: ast.Module) -> bool:
                 if one.name == "ddl_airflow.dag":
                     names.add(f"{one.asname or one.name}.dags_from")
     calls = (node.func for node in ast.walk(module) if isinstance(node, ast.Call))
-    return any(ast.unparse(called) in names for called in calls)
+    return any(_dotted(called) in names for called in calls)
+
+
+def _dotted(called: ast.expr) -> str:
+    """``a.b.c`` of names and attributes; empty of anything else."""
+    parts = []
+    while isinstance(called, ast.Attribute):
+        parts.append(called.attr)
+        called = called.value
+    return ".".join([called.id, *reversed(parts)]) if isinstance(called, ast.Name) else ""
 
 
 def _of_jwt_secret() -> Iterator[Finding]:

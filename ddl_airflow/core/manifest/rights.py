@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ class _Table(Section):
 def _folders_are_absolute(at: str, table: Mapping[str, _Rights]) -> Findings:
     for name, entry in table.items():
         for folder in (name, *entry.paths):
-            if not folder.startswith("/"):
+            if not folder.startswith("/") or "\0" in folder:
                 fix = "Write the folder's absolute path."
                 yield Finding(f"{at}.{name}", f"{folder[:60]!r} is no absolute path", fix)
         for kind in entry.launchers or ():
@@ -124,10 +125,11 @@ def rights_of(setting: str, folder: Path) -> Rights | None:
 @lru_cache(1)
 def _parsed(text: bytes, source: str) -> Mapping[Path, Rights]:
     table = read_fields(_Table, text, source, _RULES)
+    # Not Path.resolve: who makes a link to itself in one of them would end the parse of them all.
     return {
-        Path(name).resolve(): Rights(
+        Path(os.path.realpath(name)): Rights(
             entry.connections,
-            tuple(Path(path).resolve() for path in entry.paths),
+            tuple(Path(os.path.realpath(path)) for path in entry.paths),
             entry.launchers,
             entry.variables,
         )

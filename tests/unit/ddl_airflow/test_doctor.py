@@ -321,7 +321,10 @@ def test_a_table_of_rights_that_this_user_may_not_read_is_wrong(trainer, monkeyp
         "from ddl_airflow.dag import dags_from\ndags_from(\n",
         "dags_from('ddl_airflow')\n",
         "\0 ddl_airflow",
+        "x = " + " + ".join(["ddl_airflow"] * 10_000),  # more than Python parses
+        "x = ddl_airflow" + ".b()" * 600,
     ],
+    ids=lambda text: text[:30],
 )
 def test_a_file_that_mentions_us_is_no_loader(home, bundles, text):
     bundles(("dags-folder", DAGS, {}))
@@ -335,6 +338,7 @@ def test_a_file_that_mentions_us_is_no_loader(home, bundles, text):
         "import ddl_airflow.dag\nglobals().update(ddl_airflow.dag.dags_from('/srv'))\n",
         "from ddl_airflow import dag as ours\nx = ours.dags_from('/srv')\n",
         "from ddl_airflow.dag import dags_from as made\nglobals().update(made('/srv'))\n",
+        LOADER + "# of a site that explains itself\n" * 10_000,
     ):
         (home / "dags" / "load.py").write_text(written)
         assert found("manifests' DAGs") == (State.OK, f"{home}/dags/load.py loads them ")

@@ -79,6 +79,7 @@ def test_aliases_are_nested_no_deeper_than_what_is_written_out():
         ("#   integration_key: AKID", "#   integration_key: '***'"),
         ("# my-api-key: AKID", "# my-api-key: '***'"),
         ("# api_key_of: AKID", "# api_key_of: AKID"),
+        ("# username: of whom to ask", "# username: of whom to ask"),
         ("# the access_key_id is elsewhere", "# the access_key_id is elsewhere"),
         ("# access_key_id:\nmetrics: []", "# access_key_id:\nmetrics: []"),
     ],

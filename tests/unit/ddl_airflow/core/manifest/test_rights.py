@@ -87,6 +87,7 @@ def test_the_nearest_folder_above_says_what_holds(tmp_path):
     [
         ('{"rights": {"dags": {}}}', "'dags' is no absolute path"),
         ('{"rights": {"/a": {"paths": ["x"]}}}', "'x' is no absolute path"),
+        ('{"rights": {"/a\\u0000b": {}}}', "is no absolute path"),
         ('{"rights": {"/a": {"launchers": ["fake"]}}}', "'fake' is no launcher"),
         ('{"rights": {"/a": {"conn": []}}}', "unknown field"),
         ("/no/such/file.yml", r"cannot be read: .*\[ddl\] manifest_rights"),
@@ -95,6 +96,14 @@ def test_the_nearest_folder_above_says_what_holds(tmp_path):
 def test_what_is_wrong_in_the_table_is_said(text, words, tmp_path):
     with pytest.raises(ManifestError, match=words):
         rights_of(text, tmp_path)
+
+
+def test_a_link_to_itself_ends_nobodys_parse(tmp_path):
+    """Whoever may write in a folder that the table names could make one."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    loop = str(tmp_path / "loop")
+    setting = table(**{str(tmp_path): {"paths": [f"{loop}/data"]}, loop: {"connections": ["x"]}})
+    assert rights_of(setting, tmp_path).paths == (tmp_path / "loop" / "data",)
 
 
 def test_connections_are_those_of_the_list(found):
