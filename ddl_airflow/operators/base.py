@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn, cast
 
 from airflow.configuration import AIRFLOW_HOME, conf
-from airflow.sdk import Param, XComArg
+from airflow.sdk import BranchMixIn, Param, XComArg
 from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout, TaskDeferred
 from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
@@ -250,18 +250,27 @@ class StepOperator(PrototypedOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Runs the step. Raises AirflowFailException when trying again cannot help."""
-        return self.with_layout(context, self._rehearsed_or_run)
+        return self.with_layout(context, self._rehearsed_or_run, begins=True)
 
     def with_layout(
-        self, context: Any, work: Callable[[StepTry[Any], Any], dict[str, Any]]
+        self,
+        context: Any,
+        work: Callable[[StepTry[Any], Any], dict[str, Any]],
+        *,
+        begins: bool = False,
     ) -> dict[str, Any]:
-        """Does the work, in the run's folder and with errors that Airflow understands."""
+        """Does the work, in the run's folder and with errors that Airflow understands.
+
+        Args:
+            begins: whether the step does, and does not look after a job that it has started.
+        """
         _end_with_supervisor()
         attempts = context["params"].get("attempts", sys.maxsize)
         left = self.tries(context) < attempts
         with airflow_errors(attempts_left=left), self._noting_failure(context):
             try:
-                self._check_one_training(context)
+                if begins:
+                    self._check_one_training(context)
                 layout = layout_of(context)
                 # Airflow takes any name in a run's conf, and makes a parameter of it. Once data are
                 # staged, the run's names have been looked at, with the manifest that it began with.
@@ -286,10 +295,15 @@ class StepOperator(PrototypedOperator):
         if index is not None and index >= 0:
             several = "this task is mapped"
         elif (dag := self.get_dag()) is not None:
-            kinds = [type(getattr(task, "step", None)) for task in dag.tasks]
             for kind in (StageDataStep, TrainStep):
-                if isinstance(self.step, kind) and kinds.count(kind) > 1:
-                    several = f"DAG {dag.dag_id} has {kinds.count(kind)} of this task"
+                tasks = [
+                    task for task in dag.tasks if isinstance(getattr(task, "step", None), kind)
+                ]
+                # Of those behind branches one runs.
+                sure = sum(not _follows_branch(task) for task in tasks)
+                if (count := sure + (sure < len(tasks))) > 1:
+                    names = ", ".join(sorted(task.task_id for task in tasks))
+                    several = f"DAG {dag.dag_id} has {count} of a kind: {names}"
         if several:
             raise SettingInvalid(
                 f"A run is one training, with one folder, and {several}. Start a run for each "
@@ -622,6 +636,10 @@ def _said_to_airflow(operator: StepOperator) -> Iterator[None]:
         raise AirflowSkipException(str(skipped)) from None
     except (WaitForJob, WaitForExperiment) as waits:
         operator.defer_until(waits)
+
+
+def _follows_branch(task: Any) -> bool:
+    return any(isinstance(one, BranchMixIn) for one in task.get_flat_relatives(upstream=True))
 
 
 def _shown(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, as_completed, wait
 from typing import TypeVar
@@ -57,29 +58,31 @@ class Meter:
 
 
 def for_each(jobs: Iterable[Job], work: Callable[[Job], None], workers: int, meter: Meter) -> None:
-    """Runs ``work`` on all jobs in threads. The first error stops the others and is raised.
+    """Runs ``work`` on all jobs in threads, which begin in their order. The first error stops the
+    others and is raised.
 
     A few run at once at first, and twice as many as long as that gains something, up to
     ``workers``. Where answers come fast, all that more threads do is take Python's lock from one
     another: from a store on the same host eight take half as long again as two.
     """
-    workers = max(1, workers)
+    workers, waiting = max(1, workers), deque(jobs)
     at_once = min(_AT_FIRST, workers)
     turns = threading.Semaphore(at_once)
 
-    def in_turn(job: Job) -> None:
+    def in_turn() -> None:
         with turns:
             meter.advance(0)  # raises once another one has failed
-            work(job)
+            # Not before it is its turn, which those that have just ended are the first to take.
+            work(waiting.popleft())
 
     with ThreadPoolExecutor(workers, thread_name_prefix="ddl-transfer") as pool:
-        running = [pool.submit(in_turn, job) for job in jobs]
+        running = [pool.submit(in_turn) for _ in range(len(waiting))]
         try:
             look_s, left = _LOOK_S, True
             while at_once < workers and left:
                 cpu_s, began = time.process_time(), time.monotonic()
-                done, waiting = wait(running, look_s, FIRST_EXCEPTION)
-                left = bool(waiting) and not any(one.exception() for one in done)
+                done, others = wait(running, look_s, FIRST_EXCEPTION)
+                left = bool(others) and not any(one.exception() for one in done)
                 if _gains(time.process_time() - cpu_s, time.monotonic() - began, at_once):
                     more = min(at_once, workers - at_once)
                     turns.release(more)

@@ -235,6 +235,7 @@ class JobTrigger(BaseTrigger):
             # How many steps there are may stand in the first lines alone.
             fresh = [self._progress.feed(text) for text in reports.read(most=_MOST_TOLD)]
             reports.pass_over(_MOST_TOLD)
+            fresh += [self._progress.feed(text) for text in reports.read(most=_MOST_TOLD)]
             if any(fresh):
                 self.log.info("progress | %s", self._progress.line())
         except (OSError, FileRefused) as error:  # not worth a training; worth a line

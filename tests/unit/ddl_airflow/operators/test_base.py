@@ -11,10 +11,17 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from airflow.providers.standard.operators.python import BranchPythonOperator
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from ddl_airflow.core.errors import JobLost, SourceMissing, StagingError, TimedOut
+from ddl_airflow.core.errors import (
+    JobLost,
+    SettingInvalid,
+    SourceMissing,
+    StagingError,
+    TimedOut,
+)
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.plan import Step, TrainStep
@@ -299,8 +306,24 @@ def test_a_run_is_one_training(workspace, context_of):
     with DAG("some-dag", schedule=None):
         for name in ("first", "second"):
             train = TrainOperator(task_id=name, step=TrainStep(command="python train.py"))
-    with pytest.raises(AirflowFailException, match="DAG some-dag has 2 of this task"):
-        train.execute(context_of("some-dag"))
+        other = Task(task_id="other")
+    for task in (train, other):  # a stage, too, before it fetches data for hours
+        with pytest.raises(AirflowFailException, match="some-dag has 2 of a kind: first, second"):
+            task.execute(context_of("some-dag"))
+
+
+def test_of_trainings_behind_a_branch_one_runs(workspace, context_of):
+    with DAG("some-dag", schedule=None):
+        chosen = BranchPythonOperator(task_id="which", python_callable=lambda: "gpu")
+        trains = [
+            TrainOperator(task_id=name, step=TrainStep(command="python train.py"))
+            for name in ("gpu", "cpu")
+        ]
+        chosen >> trains
+    trains[0]._check_one_training(context_of("some-dag"))
+    with pytest.raises(SettingInvalid, match="2 of a kind: also, cpu, gpu"), chosen.dag:
+        also = TrainOperator(task_id="also", step=TrainStep(command="python train.py"))
+        also._check_one_training(context_of("some-dag"))
 
 
 def test_what_an_earlier_task_returned_is_taken(workspace, context_of):

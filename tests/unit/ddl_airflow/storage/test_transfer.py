@@ -39,6 +39,20 @@ def test_transfers_that_hold_pythons_lock_stay_few(monkeypatch):
     assert most == transfer._AT_FIRST
 
 
+def test_they_begin_in_their_order_however_few_run_at_once(monkeypatch):
+    """A stream's files come into their folder in that order."""
+    monkeypatch.setattr(transfer, "_gains", lambda cpu_s, wall_s, at_once: False)
+    begun: list[int] = []
+
+    def work(number: int) -> None:
+        begun.append(number)
+        time.sleep(0.001)
+
+    for_each(range(200), work, WORKERS, Meter(None, 0, 0))
+
+    assert max(abs(number - at) for at, number in enumerate(begun)) < WORKERS
+
+
 @pytest.mark.parametrize(
     ("cpu_s", "at_once", "gains"),
     [

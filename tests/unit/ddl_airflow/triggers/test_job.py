@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import re
 import shutil
 import time
 from contextlib import suppress
@@ -137,6 +138,17 @@ def test_a_triggerer_that_starts_again_does_not_read_all_that_its_jobs_have_told
     events(trigger, lambda: None, lambda: cluster.set(1, "succeeded"))
     assert "progress | step 1999/2000" in said()
     assert sum(told) <= 2 * 4096
+
+
+def test_of_a_job_that_ended_meanwhile_the_last_step_is_said(
+    triggered, cluster, tmp_path, said, monkeypatch
+):
+    monkeypatch.setattr("ddl_airflow.triggers.job._MOST_TOLD", 4096)
+    lines = (json.dumps({"t": 1.0, "source": "script", "step": step}) for step in range(2000))
+    (tmp_path / "progress").write_text("".join(f"{line}\n" for line in lines))
+    cluster.set(1, "succeeded")
+    events(triggered())
+    assert re.findall(r"progress \| step (\d+)", said()) == ["1999"]
 
 
 UNFORESEEN = KeyError("items")
