@@ -20,8 +20,11 @@ from ddl_ops.environment import PLACEMENT
 from ddl_ops.lifecycle import initialised
 from ddl_ops.own_errors import BUILD_ALIKE, sizes_differ
 
-# On a variable that all ranks had the same value of, when they began to train it.
+# On a variable that all ranks had the same value of: when they were given it, or since then when
+# they began to train it.
 _EQUAL = "_ddl_started_equal"
+_GIVEN, _BEGUN = "given", "begun"
+_NUMBER = "_ddl_number"  # on a variable: which TensorFlow has given it
 # The number that TensorFlow had given last when the ranks joined: those of variables rise, too.
 _last_before_join = 0
 # Hosts with other processors may round the same update otherwise. So ranks may be apart by this
@@ -42,9 +45,13 @@ class WeightsDifferError(RuntimeError):
 
 def mark_equal(variables: Sequence[Any]) -> None:
     """The ranks have just been given the same values of these."""
+    _mark(variables, _GIVEN)
+
+
+def _mark(variables: Sequence[Any], what: str) -> None:
     for variable in variables:
         with contextlib.suppress(AttributeError):  # of a kind that keeps no attributes
-            setattr(variable, _EQUAL, True)
+            setattr(variable, _EQUAL, what)
 
 
 def note_join() -> None:
@@ -57,6 +64,7 @@ def start_equal(
     variables: Sequence[Any],
     *,
     anew: bool = False,
+    begun: bool = False,
     since_join: bool = False,
     what: str = "weights",
 ) -> bool:
@@ -87,16 +95,20 @@ def start_equal(
     if PLACEMENT.size == 1 or not initialised():
         return True
     if arrays.have_joined() and not anew:
-        variables, since_join = [one for one in variables if _made_since_join(one)], True
+        unknown = (one for one in variables if begun or not hasattr(one, _EQUAL))
+        variables, since_join = [one for one in unknown if _made_since_join(one)], True
     with tf.init_scope():
         if not tf.executing_eagerly():
             return True  # a TensorFlow 1 graph: its initialisers have seen to it
-        new = [v for v in variables if hasattr(v, "assign") and (anew or not hasattr(v, _EQUAL))]
+        variables = [one for one in variables if hasattr(one, "assign")]
+        equal = (_GIVEN,) if begun else (_GIVEN, _BEGUN)
+        new = [one for one in variables if anew or getattr(one, _EQUAL, None) not in equal]
         values = [_value(variable) for variable in new]
         shapes = [tf.TensorShape(variable.shape) for variable in new]
         if not all(one.is_compatible_with(v.shape) for one, v in zip(shapes, values, strict=True)):
             return False
         if not new:
+            _mark(variables, _BEGUN)
             return True
         mine = f"rank {PLACEMENT.rank} has {len(new)} {what}, others have more or fewer"
         digests, absent = _digests_of(values, len(values))
@@ -105,7 +117,7 @@ def start_equal(
         )
         for index in indices:
             new[index].assign(_taken(values[index], path_of(new[index]), root))
-    mark_equal(new)
+    _mark(variables, _BEGUN)
     if indices and PLACEMENT.rank == root:
         arrays.say(
             f"{_began_apart([path_of(new[index]) for index in indices], root, what)} "
@@ -325,10 +337,15 @@ def _value(variable: Any) -> np.ndarray[Any, Any]:
 
 def _made_since_join(variable: Any) -> bool:
     """Whether a variable of eager code was made after the ranks had joined last."""
-    value = getattr(variable, "value", None)
-    within = value if isinstance(value, tf.Variable) else variable  # Keras 3 has one of its own
-    number = re.search(r"_(\d+)$", str(getattr(within, "_unique_id", "")))
-    return number is not None and int(number[1]) > _last_before_join
+    number = getattr(variable, _NUMBER, None)
+    if number is None:
+        value = getattr(variable, "value", None)
+        within = value if isinstance(value, tf.Variable) else variable  # Keras 3 has one of its own
+        found = re.search(r"_(\d+)$", str(getattr(within, "_unique_id", "")))
+        number = int(found[1]) if found else 0
+        with contextlib.suppress(AttributeError):  # each step asks
+            setattr(variable, _NUMBER, number)
+    return bool(number > _last_before_join)
 
 
 def _padded(values: np.ndarray[Any, Any]) -> bytes:

@@ -241,8 +241,7 @@ def _started_equal(optimizer: Any, trainable_variables: Any) -> Any:
         since = 0 < joins == times_joined()
         if have_joined() and not since:
             setattr(optimizer, _STARTED, True)
-        # Anew: of weights that another one has trained, a rank may have set other values since.
-        elif start_equal(trained, anew=not hasattr(optimizer, _FITTED), since_join=since):
+        elif start_equal(trained, begun=not hasattr(optimizer, _FITTED), since_join=since):
             states = _states(optimizer, trained)
             start_equal(states, since_join=since, what="states of the optimizer")
             setattr(optimizer, _STARTED, True)

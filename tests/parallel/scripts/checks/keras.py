@@ -954,6 +954,28 @@ def keras_weights_that_are_set_again_start_equal_with_another_optimizer() -> Non
 
 
 @check(least=2)
+def keras_a_rank_may_trace_alone_what_all_have_been_given() -> None:
+    """As rank 0 does for TensorBoard, before anything is reduced."""
+    arrays._joins.clear()  # of other checks
+    for _ in range(2):
+        model = keras_model(RANK + 1)
+        optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        optimizer.build(model.trainable_variables)
+        ddl.keras.broadcast_variables(model.weights + optimizer.variables)
+
+        @tf.function
+        def step(model: Any = model, optimizer: Any = optimizer) -> None:
+            gradients = [tf.ones_like(one) for one in model.trainable_variables]
+            optimizer.apply(gradients, model.trainable_variables)
+
+        if RANK == 0:
+            step.get_concrete_function()
+        assert float(ddl.allreduce(tf.constant(1.0))) == 1.0
+        step()
+        assert_same_everywhere(model.get_weights())
+
+
+@check(least=2)
 def keras_variables_that_are_made_after_a_join_start_equal() -> None:
     """As of the next model, in a loop of the script's own whose epochs end in a join."""
     one = tf.ones([1])
