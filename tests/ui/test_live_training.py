@@ -56,7 +56,12 @@ if os.environ["PARAM_FAILS"].lower() == "true":
 """,
     "export.py": """\
 import os, shutil
-shutil.copytree(os.environ["DATA_DIR"], os.environ["RESULT_DIR"] + "/model", dirs_exist_ok=True)
+model = os.environ["RESULT_DIR"] + "/model"
+shutil.copytree(os.environ["DATA_DIR"], model, dirs_exist_ok=True)
+# Another one each time: to the same model nobody goes back.
+os.makedirs(model + "/assets.extra", exist_ok=True)
+with open(model + "/assets.extra/made_in", "w") as file:
+    file.write(model)
 """,
 }
 
