@@ -137,12 +137,8 @@ def _short(pointer: Pointer | None) -> dict[str, Any] | None:
     if pointer is None:
         return None
     names = ("publication", "training_id", "model", "set")
-    before = [{name: one.get(name) for name in (*names, "withdrawn")} for one in pointer["before"]]
-    for short, one in zip(before, pointer["before"], strict=True):
-        # To go back to the very model that serves would change nothing.
-        short["withdrawn"] |= bool(one["digest"]) and one["digest"] == pointer["digest"]
     return {name: pointer.get(name) for name in names} | {
-        "before": before,
+        "before": [{name: one.get(name) for name in names} for one in pointer["before"]],
         "history": pointer["history"][:20],
     }
 

@@ -50,7 +50,7 @@ export interface Node {
   id: string; kind: string; title: string; facts: [string, unknown][];
   files?: { key: string; size: number; sha256: string }[]; names?: boolean;
 }
-export interface Named { publication: string; training_id: string; model: string; set: string; withdrawn?: boolean }
+export interface Named { publication: string; training_id: string; model: string; set: string }
 export interface Graph {
   nodes: Node[]; edges: [string, string][]; unknown: string; pending: boolean;
   results: string;

@@ -557,39 +557,36 @@ def test_a_question_merges_what_has_gathered(store, monkeypatch):
         assert new(store) == []
 
 
-def test_who_may_not_merge_is_answered_all_the_same(store, monkeypatch):
+@pytest.fixture
+def noted(store, monkeypatch):
+    """A note beside the index, which the next question merges."""
     monkeypatch.setattr(index, "_MERGED_AT", 1)
     publish(store, 1)
     read_index(store)
     mark_removed(store, place(1))
+    return store
 
-    def refused(*_):
-        raise AccessDenied("you may not write")
 
+def refused(*_):
+    raise AccessDenied("you may not do that")
+
+
+def test_who_may_not_merge_is_answered_all_the_same(noted, monkeypatch):
     for name in ("put_if", "put_bytes", "delete"):
         monkeypatch.setattr(FolderStore, name, refused)
-    (one,) = read_index(store)
-    assert one["removed"] and len(new(store)) == 1
+    (one,) = read_index(noted)
+    assert one["removed"] and len(new(noted)) == 1
 
 
-def test_who_may_not_delete_notes_writes_the_index_once(store, monkeypatch):
-    monkeypatch.setattr(index, "_MERGED_AT", 1)
-    publish(store, 1)
-    read_index(store)
-    mark_removed(store, place(1))
-
-    def refused(*_):
-        raise AccessDenied("you may not delete")
-
-    monkeypatch.setattr(FolderStore, "delete", refused)
-    read_index(store)
-    written = store.read_bytes(index._INDEX)
-    (one,) = read_index(store)
-    assert one["removed"] and store.read_bytes(index._INDEX) == written
-    monkeypatch.undo()
-    monkeypatch.setattr(index, "_MERGED_AT", 1)
-    read_index(store)
-    assert not new(store)
+def test_who_may_not_delete_notes_writes_the_index_once(noted, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(FolderStore, "delete", refused)
+        read_index(noted)
+        written = noted.read_bytes(index._INDEX)
+        (one,) = read_index(noted)
+    assert one["removed"] and noted.read_bytes(index._INDEX) == written
+    read_index(noted)
+    assert not new(noted)
 
 
 def test_who_is_killed_while_a_question_merges_loses_nothing(store, monkeypatch):

@@ -934,27 +934,6 @@ def test_a_pointer_that_is_damaged_is_not_known_until_it_is_mended(tmp_path, mon
     assert told()["production"]["publication"] == name
 
 
-def test_the_page_proposes_to_go_back_to_no_other_publication_of_what_serves(tmp_path):
-    from ddl_airflow.lineage.production import PRODUCTION, point, rollback
-    from ddl_airflow.plugin.graph import Pointers
-    from ddl_airflow.storage.publication import publish
-    from ddl_airflow.storage.stores import open_store
-
-    store = open_store((tmp_path / "results").as_uri())
-    places = []
-    for number, weights in enumerate(("good", "bad", "bad")):
-        files = {"model/saved_model.pb": tmp_path / weights, "note": tmp_path / f"{number}"}
-        for path in files.values():
-            path.write_text(path.name)
-        places.append(f"t-{number}/{publish(files, store, f't-{number}').name}")
-        point(store, "digits", PRODUCTION, places[-1], {})
-    said = Pointers().read({"uri": store.uri}, "digits", patience_s=20)["production"]
-    # As the page has it: the first that is not withdrawn.
-    before = [one["publication"] for one in said["before"] if not one["withdrawn"]]
-    assert before == places[:1]
-    assert rollback(store, "digits", before[0])["publication"] == places[0]
-
-
 def test_who_is_in_production_is_what_the_pointer_says(workspace, tmp_path, client):
     from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
     from ddl_airflow.storage.stores import open_store
