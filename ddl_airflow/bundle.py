@@ -60,8 +60,10 @@ from ddl_airflow.core.manifest.folder import (
     yaml_files,
 )
 from ddl_airflow.core.manifest.load import load_manifest_text, without_keys
+from ddl_airflow.core.manifest.rights import RightsTable
 from ddl_airflow.core.manifest.sections.schedule import DATA_CHANGE
 from ddl_airflow.core.manifest.site import compute_table
+from ddl_airflow.core.real_path import real_path
 
 _STUB = '''\
 """The Airflow DAG of a manifest. Generated: change the manifest, not this."""
@@ -86,6 +88,8 @@ class _Entry(NamedTuple):
         claimed_by: the other manifests of its DAG id.
         was: the path of a manifest that is gone, and whose DAG has open runs.
         place: where the stub lies, if not where the manifest does: where those runs look for it.
+        domain: of one that was read through a link, where manifests have rights: as
+            ``RightsTable.domain`` has it.
     """
 
     text: str
@@ -93,6 +97,15 @@ class _Entry(NamedTuple):
     claimed_by: tuple[str, ...] = ()
     was: str = ""
     place: str = ""
+    domain: str = ""
+
+
+class _Read(NamedTuple):
+    """What was read of a manifest: its entry, its DAG id, and where its folder lay then."""
+
+    entry: _Entry
+    dag_id: str | None
+    folder: Path | None = None
 
 
 # By the manifest's path in the folder; one that is gone by its DAG id, after a prefix that no path
@@ -124,8 +137,8 @@ class ManifestBundle(BaseDagBundle):
         self._elsewhere: Mapping[str, tuple[str, str]] | None = None
         self._look_for_keys = 0.0
         self._again: dict[Path, float] = {}  # stub -> when it is to be parsed once more
-        # What a YAML file's state on disk was, and its text and DAG id then; None: no manifest.
-        self._seen: dict[str, tuple[tuple[int, ...], tuple[_Entry, str | None] | None]] = {}
+        # What a YAML file's state on disk was, and what was read then; None: no manifest.
+        self._seen: dict[str, tuple[tuple[int, ...], _Read | None]] = {}
         self._without_keys: set[str] = set()  # texts, which never change
 
     @property
@@ -231,44 +244,63 @@ class ManifestBundle(BaseDagBundle):
         found = (path.stem for path in by_age if self._read_listing(path.stem) is not None)
         return next(found, None)
 
-    def _list(self, *, hold: bool) -> tuple[_Listing, Mapping[str, Sequence[str]]]:
+    def _list(self, *, hold: bool, again: int = 3) -> tuple[_Listing, Mapping[str, Sequence[str]]]:
         """The manifests as they are, and those of each DAG id; of a broken one, / and its path.
 
         Args:
             hold: whether DAGs stay for their open runs, which only the DAG processor knows.
+            again: how often to begin anew where the bundle's folder is a link, as of git-sync, and
+                is turned meanwhile.
         """
         kept = self._known()
         check_mounted(self._folder, self.name, len(kept))
         closed: list[OSError] = []
         seen, self._seen = self._seen, {}
-        listing, names = {}, defaultdict(list)
-        for path in yaml_files(self._folder, closed):
+        found: dict[str, _Read] = {}
+        by_path: dict[Path, str] = {}  # without links
+        top, rights = real_path(self._folder), _rights_table()
+        for path, folder in yaml_files(self._folder, closed):
             name = path.relative_to(self._folder).as_posix()
             state = state_of(path)
             before, read = seen.get(name, ((), None))
-            if not state or before != state or (read and not self._kept(read[0].text).exists()):
+            as_before = state and before == state and (read is None or read.folder == folder)
+            if not as_before or (read and not self._kept(read.entry.text).exists()):
                 read = self._read(path, name)
             self._seen[name] = (state, read)
-            if read is not None:
-                listing[name], dag_id = read
-                names[dag_id or f"/{name}"].append(name)
+            if read is None:
+                continue
+            by_path[folder / path.name] = name
+            # The others stay in the domain of their own path.
+            if rights and read.folder and read.folder != (top / name).parent:
+                entry = read.entry._replace(domain=rights.domain(read.folder, top))
+                read = read._replace(entry=entry)
+            found[name] = read
+        if again and real_path(self._folder) != top:
+            return self._list(hold=hold, again=again - 1)
         for error in closed:
             if Path(error.filename) == self._folder:
                 said = f"{_away(self._folder, self.name)} cannot be read: {error.strerror}."
                 raise AirflowException(said) from error
             name = Path(error.filename).relative_to(self._folder).as_posix()
-            listing[name] = _Entry("", unreadable=str(error.strerror))
+            found[name] = _Read(_Entry("", unreadable=str(error.strerror)), None)
             inside = [
                 other
                 for other, entry in kept.items()
                 if other.startswith(f"{name}/") and entry.text and self._kept(entry.text).exists()
             ]
             for other in inside:
-                listing[other], dag_id = self._of_text(kept[other].text, other)
-                names[dag_id or f"/{other}"].append(other)
+                if alias := by_path.get(top / other):  # by a link, which does not take it over
+                    del found[alias]
+                read = self._of_text(kept[other].text, other)
+                entry = read.entry._replace(domain=kept[other].domain)
+                found[other] = read._replace(entry=entry)
             if inside:
                 said = "bundle %s: %s cannot be read, %s; its %d manifests stay as they were"
                 _log.warning(said, self.name, error.filename, error.strerror, len(inside))
+        listing = {name: read.entry for name, read in found.items()}
+        names = defaultdict[str, list[str]](list)
+        for name, read in found.items():
+            names[read.dag_id or f"/{name}"].append(name)
         for claims in names.values():
             for name in claims if len(claims) > 1 else ():
                 others = tuple(label(other) for other in claims if other != name)
@@ -294,10 +326,11 @@ class ManifestBundle(BaseDagBundle):
             same = listing.get(name) == entry
             if same or entry.claimed_by or not text or not self._kept(text).exists():
                 continue
-            dag_id, place = self._of_text(text, name)[1], entry.place or _place_of(name)
+            dag_id, place = self._of_text(text, name).dag_id, entry.place or _place_of(name)
             if dag_id and dag_id not in (self._elsewhere or ()):  # else its runs go on there
                 # What is held already comes last, and counts: the other text makes no DAG.
-                changed[dag_id] = _Entry(text, was=entry.was or name, place=place)
+                was = entry.was or name
+                changed[dag_id] = _Entry(text, was=was, place=place, domain=entry.domain)
         taken = {_place_of(name) for name in listing}
         for dag_id in sorted(with_open_runs(changed)) if changed else ():
             held, now = changed[dag_id], there.get(dag_id)
@@ -332,31 +365,36 @@ class ManifestBundle(BaseDagBundle):
             return False
         return True
 
-    def _read(self, path: Path, name: str) -> tuple[_Entry, str | None] | None:
-        content = read_manifest(path)
-        if content is None:
+    def _read(self, path: Path, name: str) -> _Read | None:
+        found = read_manifest(path)
+        if found is None:
             return None
+        content = found.content
         if isinstance(content, OSError):
-            return _Entry("", unreadable=str(content.strerror)), None
+            return _Read(_Entry("", unreadable=str(content.strerror)), None, found.folder)
         text = hashlib.sha256(content).hexdigest()
         if _digest(self._kept(text)) != text:  # or a host was lost while it was written
             # Airflow's own, which must read it, also where the manifest's owner may not.
-            _write_kept(self._kept(text), content, path.stat().st_mode & 0o777 | 0o600)
-        return self._of_text(text, name)
+            _write_kept(self._kept(text), content, found.mode | 0o600)
+        return self._of_text(text, name)._replace(folder=found.folder)
 
-    def _of_text(self, text: str, name: str) -> tuple[_Entry, str | None]:
+    def _of_text(self, text: str, name: str) -> _Read:
         try:
             content = self._kept(text).read_bytes()
             compute = compute_table(conf.get("ddl", "compute", fallback=""))
-            return _Entry(text), load_manifest_text(content, label(name), compute).dag_id
+            return _Read(_Entry(text), load_manifest_text(content, label(name), compute).dag_id)
         except ManifestError:
             pass  # its stub says so
         except Exception:  # the boundary: one manifest must not stop the others
             _log.exception("bundle %s: %s", self.name, label(name))
-        return _Entry(text), None
+        return _Read(_Entry(text), None)
 
     def _version_of(self, listing: _Listing) -> str:
-        content = json.dumps([str(self._folder), sorted(listing.items()), _STUB])
+        # Of most manifests as before there were domains, whose versions stay.
+        said = [
+            (name, entry if entry.domain else entry[:-1]) for name, entry in sorted(listing.items())
+        ]
+        content = json.dumps([str(self._folder), said, _STUB])
         return hashlib.sha256(content.encode()).hexdigest()[:20]
 
     # --- what other bundles have --------------------------------------------------------------
@@ -591,6 +629,14 @@ def is_copy(path: Path) -> bool:
             return file.read(len(_STUB)) == _STUB.encode()
     except OSError:
         return False
+
+
+def _rights_table() -> RightsTable | None:
+    """Returns the site's; None where it has none, or one that cannot be read: the stubs say so."""
+    try:
+        return RightsTable.read(conf.get("ddl", "manifest_rights", fallback=""))
+    except ManifestError:
+        return None
 
 
 def _with_claims(listing: _Listing, taken: Mapping[str, str]) -> _Listing:

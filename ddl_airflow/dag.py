@@ -19,8 +19,10 @@ from airflow.sdk import DAG, get_parsing_context
 
 from ddl_airflow.airflow_internals import DagThatIsNotStored
 from ddl_airflow.core.collector import without_collector
-from ddl_airflow.core.errors import ManifestError
+from ddl_airflow.core.errors import ManifestError, ManifestInvalid, ManifestIssue
 from ddl_airflow.core.manifest.folder import label, manifests_in, may_have_dag_id
+from ddl_airflow.core.manifest.rights import SETTING, RightsTable
+from ddl_airflow.core.real_path import real_path, real_path_in
 from ddl_airflow.manifest_dag import ManifestDag, Settings
 from ddl_airflow.manifest_file import ManifestFile
 
@@ -67,12 +69,13 @@ def dags_from(folder: str | Path) -> dict[str, DAG]:
     loaded: dict[str, list[ManifestFile]] = defaultdict(list)
     broken: list[ManifestError] = []
     settings = Settings.read(for_many=wanted is None)
-    for path, content in manifests_in(folder):
+    for path, text in manifests_in(folder):
+        content = text.content
         if isinstance(content, bytes) and wanted and not may_have_dag_id(content, wanted):
             continue
         try:
             source = label(path.relative_to(folder).as_posix())
-            file = ManifestFile.of(path, source, content, settings)
+            file = ManifestFile.of(path, source, content, settings, text.folder)
         except ManifestError as error:
             broken.append(error)
             continue
@@ -117,6 +120,7 @@ def dag_of_stub(
     copy: str = "",
     shown: str = "",
     alone: bool = False,
+    domain: str = "",
 ) -> DAG:
     """The DAG of one manifest in a version of a bundle, or a DAG that says why there is none.
 
@@ -133,12 +137,17 @@ def dag_of_stub(
             default, as in stubs of earlier releases, it is the stub.
         alone: whether this is the stub's only DAG. An error of the stub itself would have Airflow
             leave the others alone too, so then it is filed under the manifest.
+        domain: of a manifest that was read through a link, as ``RightsTable.domain`` has it.
     """
     place = Path(stub).with_name(copy)
     source = label(path)
     try:
         content = OSError(0, unreadable) if unreadable else place.read_bytes()
-        file = ManifestFile.of(Path(folder, path), source, content, Settings.of_this_parse())
+        settings = Settings.of_this_parse()
+        real = None
+        if settings.rights_table is not None:
+            real = _folder_now(folder, path, domain, settings.rights_table)
+        file = ManifestFile.of(Path(folder, path), source, content, settings, real)
         if was:  # no run begins by itself
             manual = file.manifest.model_copy(update={"schedule": None})
             file = replace(file, manifest=manual)
@@ -151,6 +160,32 @@ def dag_of_stub(
         gone = f"⚠ {source} no longer has this DAG, which goes when its open runs have ended."
         dag.doc_md = f"{gone}\n\n{dag.doc_md}"
     return dag
+
+
+def _folder_now(folder: str, path: str, domain: str, table: RightsTable) -> Path:
+    """Where the folder of a manifest lies now, without links: its scripts are those there.
+
+    Args:
+        folder, path, domain: as ``dag_of_stub`` has them.
+        table: the site's.
+
+    Raises:
+        ManifestInvalid: the text was read in another domain of the table.
+    """
+    parent = Path(path).parent
+    try:
+        top, now = real_path_in(folder, parent)
+    except OSError:  # it is gone, and the DAG is there for its open runs
+        top, now = real_path(folder), real_path(Path(folder, parent))
+    was, there = domain or table.domain(top / parent, top), table.domain(now, top)
+    if was == there:
+        return now
+    message = (
+        f"its folder leads to {label(str(now))} now, whose rights ({SETTING}) are not those of the "
+        "folder in which it was read"
+    )
+    fix = "Wait until the bundle is refreshed; for a run that began before, put the folder back."
+    raise ManifestInvalid(label(path), [ManifestIssue(0, "", message, fix)])
 
 
 def _built(file: ManifestFile, shown_as_code: Path | None) -> ManifestDag:

@@ -25,7 +25,7 @@ from airflow.configuration import AIRFLOW_CONFIG, AIRFLOW_HOME, conf
 from airflow.exceptions import AirflowConfigException
 
 from ddl_airflow.core.errors import DdlError, ManifestError, SettingInvalid
-from ddl_airflow.core.manifest.rights import rights_of
+from ddl_airflow.core.manifest.rights import RightsTable
 from ddl_airflow.core.setting_commands import failed_command
 from ddl_airflow.launchers import run_as
 from ddl_airflow.launchers.loopback import confined
@@ -384,7 +384,7 @@ def _of_rights() -> Iterator[Finding]:
     setting = conf.get("ddl", "manifest_rights", fallback="").strip()
     if setting:
         try:
-            rights_of(setting, Path("/"))
+            RightsTable.read(setting)
         except ManifestError as error:
             for one in error.issues:
                 said = one.render(error.source).removesuffix(f". {one.fix}")

@@ -39,6 +39,7 @@ from ddl_airflow.airflow_internals import files_not_ignored, yaml_importer
 from ddl_airflow.bundle import check_mounted, is_copy
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest.folder import (
+    ManifestText,
     is_passed_over,
     label,
     may_be_read,
@@ -237,11 +238,11 @@ class ManifestImporter(AbstractDagImporter[Any]):  # type: ignore[misc]
 
     def import_definition(self, definition: Any, bundle: BaseDagBundle) -> Any:
         """The DAG of a manifest, or what is wrong with it; Airflow's own result for its YAML."""
-        content = self._of(definition)
-        if content is None and self._airflows is not None:
+        text = self._of(definition)
+        if text is None and self._airflows is not None:
             return self._airflows.import_definition(definition, bundle)
         result = DagImportResult(definition=definition)
-        if content is None:
+        if text is None:
             said = "is no manifest, and this Airflow has no importer for other YAML"
             result.errors.append(DagImportError(repr(definition), said))
             return result
@@ -249,7 +250,7 @@ class ManifestImporter(AbstractDagImporter[Any]):  # type: ignore[misc]
         within = path.is_relative_to(bundle.path) and path != bundle.path
         source = label(path.relative_to(bundle.path).as_posix() if within else path.name)
         try:
-            file = ManifestFile.of(path, source, content)
+            file = ManifestFile.of(path, source, text.content, folder=text.folder)
             if others := self._also_claiming(file, bundle.path):
                 raise file.claimed_by(others)
             result.dags.append(file.dag(None, in_documentation=False))
@@ -263,8 +264,8 @@ class ManifestImporter(AbstractDagImporter[Any]):  # type: ignore[misc]
         return result
 
     @staticmethod
-    def _of(definition: Any) -> bytes | OSError | None:
-        """A manifest's bytes, or why they cannot be read; None for what is no manifest.
+    def _of(definition: Any) -> ManifestText | None:
+        """A manifest's text; None for what is no manifest.
 
         Nor is a file in an archive, which has no folder with scripts beside it.
         """
@@ -301,9 +302,9 @@ class ManifestImporter(AbstractDagImporter[Any]):  # type: ignore[misc]
 
 def _dag_id(path: Path) -> str:
     """Returns the DAG id of a manifest; empty if it has none."""
-    content = read_manifest(path)
+    text = read_manifest(path)
     try:
-        return ManifestFile.of(path, "", content).manifest.dag_id if content is not None else ""
+        return ManifestFile.of(path, "", text.content).manifest.dag_id if text is not None else ""
     except ManifestError:
         return ""  # whoever parses it says why
 

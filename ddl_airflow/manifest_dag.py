@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,13 @@ from ddl_airflow.airflow_internals import (
 from ddl_airflow.core.errors import ManifestError, ManifestInvalid, ManifestIssue
 from ddl_airflow.core.manifest.folder import label
 from ddl_airflow.core.manifest.model import Manifest
-from ddl_airflow.core.manifest.rights import Rights, beyond, rights_of
+from ddl_airflow.core.manifest.rights import Rights, RightsTable, beyond
 from ddl_airflow.core.manifest.rule import suggestion
 from ddl_airflow.core.manifest.rules import findings_beside
 from ddl_airflow.core.manifest.sections.schedule import DATA_CHANGE
 from ddl_airflow.core.manifest.sections.stores import kind_of_uri
 from ddl_airflow.core.plan import ApproveStep, Plan, ScheduleStep, Step, confined, plan
+from ddl_airflow.core.real_path import real_path
 from ddl_airflow.documentation import documentation
 from ddl_airflow.form import form
 from ddl_airflow.notifications import default_connections, notifiers, say_error
@@ -91,6 +93,11 @@ class Settings:
     rights: str
     dag: Mapping[str, Any] = field(default_factory=dict)
 
+    @cached_property
+    def rights_table(self) -> RightsTable | None:
+        """As ``RightsTable.read`` has it, and raises."""
+        return RightsTable.read(self.rights)
+
     @classmethod
     def read(cls, *, for_many: bool = False) -> Settings:
         """As they are now.
@@ -128,6 +135,7 @@ def dag_from(
     text: str = "",
     shown_as_code: Path | None = None,
     settings: Settings | None = None,
+    folder: Path | None = None,
 ) -> ManifestDag:
     """The DAG of one manifest.
 
@@ -138,14 +146,21 @@ def dag_from(
             Code tab does not show it.
         shown_as_code: the file that Airflow's Code tab shows; by default the one that calls this.
         settings: the site's; by default as they are now.
+        folder: where the file lay when it was read, without links; by default where it lies now.
+            Where manifests have rights, it has those of that folder.
     """
     settings = settings or Settings.read()
-    steps = plan(manifest, path)
-    rights = rights_of(settings.rights, path.parent)
-    _check_place(manifest, path, rights)
+    steps, rights = plan(manifest, path), None
+    if settings.rights_table is None:
+        folder = path.parent
+    else:
+        # Looked for once: a name may lead to another folder, with other rights, the next time.
+        folder = folder or real_path(path.parent.absolute())
+        rights = settings.rights_table.of(folder)
+    _check_place(manifest, path, folder, rights)
     _check_executors(steps, manifest)
     if rights is not None:
-        steps = confined(steps, (path.parent.resolve(), *rights.paths))
+        steps = confined(steps, (folder, *rights.paths))
     _check_names(steps, manifest)
     failed = notifiers(manifest, "on_failure")
     with ManifestDag(
@@ -253,11 +268,11 @@ def _changed_data(steps: Plan) -> Asset:
     return changed
 
 
-def _check_place(manifest: Manifest, path: Path, rights: Rights | None) -> None:
+def _check_place(manifest: Manifest, path: Path, folder: Path, rights: Rights | None) -> None:
     """Raises ManifestInvalid if what the manifest names is wrong, or not its to name, there."""
     found = (
         *findings_beside(manifest, path.parent),
-        *beyond(manifest, path.parent, rights, default_connections),
+        *beyond(manifest, folder, rights, default_connections),
     )
     issues = [ManifestIssue(manifest.line_of(one.field), *one) for one in found]
     if issues:

@@ -32,6 +32,7 @@ class ManifestFile:
         text: as written.
         manifest: what it says.
         settings: the site's, as they were then.
+        folder: where it lay when it was read, without links; None: nobody has looked.
     """
 
     path: Path
@@ -39,6 +40,7 @@ class ManifestFile:
     text: str
     manifest: Manifest
     settings: Settings
+    folder: Path | None = None
 
     @classmethod
     def of(
@@ -47,6 +49,7 @@ class ManifestFile:
         source: str,
         content: bytes | OSError,
         settings: Settings | None = None,
+        folder: Path | None = None,
     ) -> ManifestFile:
         """Reads its bytes.
 
@@ -54,6 +57,7 @@ class ManifestFile:
             path, source: as above.
             content: the bytes, or why there are none.
             settings: the site's; by default as they are now.
+            folder: as above.
 
         Raises:
             ManifestError: they are no manifest, or there are none: then the OSError says why.
@@ -70,7 +74,7 @@ class ManifestFile:
             message = f"cannot be read: {type(error).__name__}: {str(error)[:200]}"
             fix = "Report this; the traceback is in the log of Airflow's DAG processor."
             raise ManifestInvalid(source, [ManifestIssue(0, "", message, fix)]) from error
-        return cls(path, source, content.decode(), manifest, settings)
+        return cls(path, source, content.decode(), manifest, settings, folder)
 
     @property
     def warnings(self) -> list[str]:
@@ -89,7 +93,9 @@ class ManifestFile:
         """
         try:
             text = self.text if in_documentation else ""
-            return dag_from(self.manifest, self.path, text, shown_as_code, self.settings)
+            return dag_from(
+                self.manifest, self.path, text, shown_as_code, self.settings, self.folder
+            )
         except ManifestError:
             raise
         except Exception as error:  # the boundary: one manifest must not take the others along

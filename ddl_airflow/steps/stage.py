@@ -343,6 +343,7 @@ class StageData(StepTry[StageDataStep]):
             folder,
             leave_out=map(Path, self.step.not_code),
             give=self.layout.give_to_ranks,
+            within=self.step.dataset.within or None,
         )
         for name in code.left_out:
             self.log.warning(

@@ -18,7 +18,8 @@ from typing import Any
 from ddl_airflow.core.errors import SourceMissing, StagingError
 from ddl_airflow.core.layout import REMOVING
 from ddl_airflow.core.manifest.load import looks_like_manifest
-from ddl_airflow.storage.filesystem import os_errors, place_of
+from ddl_airflow.core.real_path import place_of
+from ddl_airflow.storage.filesystem import os_errors
 
 _MOST_BYTES = 256 * 2**20
 _MOST_REFERENCES = 8 * 2**20  # bytes of git's packed-refs
@@ -56,6 +57,7 @@ def snapshot(
     destination: Path,
     leave_out: Iterable[Path] = (),
     give: Callable[[Path], None] = lambda _: None,
+    within: Iterable[Path] | None = None,
 ) -> CodeSnapshot:
     """Copies the scripts, without manifests (they may hold keys), hidden files and caches.
 
@@ -67,6 +69,8 @@ def snapshot(
         destination: where the copy goes.
         leave_out: folders in it that are no code: data and results of a manifest beside them.
         give: called with the copy, to give it its rights, before it is where others look.
+        within: folders, without links, of which the source must be in one, wherever a link leads
+            that is put there meanwhile; None: it may lie anywhere.
 
     Raises:
         SourceMissing: no such folder, or no file in it.
@@ -77,7 +81,13 @@ def snapshot(
     if not source.is_dir():
         raise SourceMissing(f"code: {source} is not a folder. Set `code:` in the manifest.")
     with os_errors(source):
-        names, left_out = _scripts(source, {folder.resolve() for folder in leave_out})
+        top = source.resolve()
+        if within is not None and not any(top.is_relative_to(folder) for folder in within):
+            raise StagingError(
+                f"code: {source} leads to {top}, out of {', '.join(map(str, within))}. Put the "
+                "scripts' folder itself there."
+            )
+        names, left_out = _scripts(source, top, {folder.resolve() for folder in leave_out})
         total = sum((source / name).stat().st_size for name in names)
     if total > _MOST_BYTES:
         largest = max(names, key=lambda name: (source / name).stat().st_size)
@@ -90,7 +100,7 @@ def snapshot(
         links = f" but links that lead out of it ({', '.join(left_out[:3])})" if left_out else ""
         raise SourceMissing(f"code: {source} holds no file{links}. Set `code:` in the manifest.")
     with os_errors(destination, total):
-        digest = _copy(source, names, destination, give)
+        digest = _copy(source, top, names, destination, give)
     return CodeSnapshot(f"sha256:{digest}", tuple(names), _commit(source), tuple(left_out))
 
 
@@ -126,9 +136,13 @@ def _line(name: str, file: Path) -> bytes:
 
 
 def _copy(
-    source: Path, names: Iterable[str], destination: Path, give: Callable[[Path], None]
+    source: Path,
+    top: Path,
+    names: Iterable[str],
+    destination: Path,
+    give: Callable[[Path], None],
 ) -> str:
-    digest, top = hashlib.sha256(), source.resolve()
+    digest = hashlib.sha256()
     destination.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=destination.parent, prefix=".code-"))
     try:
@@ -167,9 +181,9 @@ def _copy_file(source: Path, target: Path, top: Path) -> None:
     os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
-def _scripts(source: Path, leave_out: set[Path]) -> tuple[list[str], list[str]]:
-    """Names of the scripts, and of links that lead out of the folder."""
-    names, left_out, top = [], [], source.resolve()
+def _scripts(source: Path, top: Path, leave_out: set[Path]) -> tuple[list[str], list[str]]:
+    """Names of the scripts, and of links that lead out of the folder, which lies at ``top``."""
+    names, left_out = [], []
 
     def unreadable(error: OSError) -> None:
         raise error  # os.walk would go on without what is in it

@@ -38,6 +38,7 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
+from ddl_airflow.core.real_path import place_of
 from ddl_airflow.core.selection import ALL, Selection
 from ddl_airflow.storage.fingerprint import Digest, Parts
 from ddl_airflow.storage.links import Names
@@ -907,11 +908,6 @@ def _stat_anew(opened: int, path: Path) -> os.stat_result:
         if os.path.samestat(found, os.fstat(opened)):
             return found
     return os.fstat(opened)
-
-
-def place_of(descriptor: int) -> Path:
-    """Where an open file or folder lies: proc(5). No link is on that path."""
-    return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
 
 
 def _copy(reader: BinaryIO, writer: BinaryIO, digest: Digest, advance: Advance) -> None:

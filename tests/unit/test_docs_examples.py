@@ -26,7 +26,7 @@ from ddl_airflow import cli, run
 from ddl_airflow.commands.lineage import with_question
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest.load import load_manifest_text
-from ddl_airflow.core.manifest.rights import rights_of
+from ddl_airflow.core.manifest.rights import RightsTable
 from ddl_airflow.core.manifest.site import compute_table
 from tests.pages import PAGES, ROOT, Block, blocks, name_of, spans
 
@@ -61,7 +61,7 @@ def _check_yaml(block: Block) -> str:
         compute_table(json.dumps(value))
         return "[ddl] compute"
     if isinstance(value, dict) and "rights" in value:
-        assert rights_of(json.dumps(value), ROOT) is not None
+        assert RightsTable.read(json.dumps(value)) is not None
         return "[ddl] manifest_rights"
     if isinstance(value, dict) and "rules" in value:
         role = {

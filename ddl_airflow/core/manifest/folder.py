@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from os.path import join
 from pathlib import Path
+from typing import NamedTuple
 
 from ddl_airflow.core.errors import ManifestIssue
 from ddl_airflow.core.manifest.document import MAX_BYTES
 from ddl_airflow.core.manifest.load import looks_like_manifest
 from ddl_airflow.core.manifest.model import Manifest
+from ddl_airflow.core.real_path import place_of
 
 # Why a manifest of an earlier version is gone (ddl_airflow.bundle).
 KEYS_FORGOTTEN = "keys were written out in it, and it was changed more than a day ago"
@@ -20,43 +25,124 @@ _LONGEST_LABEL = 300
 _SETTLED_S = 2.0
 
 
-def manifests_in(folder: Path) -> Iterator[tuple[Path, bytes | OSError]]:
+class ManifestText(NamedTuple):
+    """What was read of a manifest.
+
+    Attributes:
+        content: its bytes, or why they cannot be read.
+        folder: where its file lay then, without links: its rights are those of that folder. None
+            where the folder could not be reached.
+        mode: the file's permissions.
+    """
+
+    content: bytes | OSError
+    folder: Path | None = None
+    mode: int = 0
+
+
+def manifests_in(folder: Path) -> Iterator[tuple[Path, ManifestText]]:
     """Yields every manifest below the folder, with its bytes or why they cannot be read.
 
     Other YAML files are left alone. A folder that cannot be searched comes like a manifest that
     cannot be read: there may be some in it.
     """
     closed: list[OSError] = []
-    for path in yaml_files(folder, closed):
-        content = read_manifest(path)
-        if content is not None:
-            yield path, content
+    for path, _ in yaml_files(folder, closed):
+        text = read_manifest(path)
+        if text is not None:
+            yield path, text
     for error in closed:
-        yield Path(error.filename), error
+        yield Path(error.filename), ManifestText(error)
 
 
-def yaml_files(folder: Path, closed: list[OSError]) -> Iterator[Path]:
-    """Yields every YAML file below the folder, always in the same order.
+def yaml_files(folder: Path, closed: list[OSError]) -> Iterator[tuple[Path, Path]]:
+    """Yields every YAML file below the folder, and where its folder lies, without links; always in
+    the same order.
 
-    Names that start with a dot or with ``__`` are passed over. A folder that several links lead to
-    is searched once.
+    Names that start with a dot or with ``__`` are passed over. Each folder is searched once: by its
+    own name if there is a way to it without links, so that nobody's link takes it over; else by
+    that of a link in a folder above it, such as ``current`` beside ``.releases``; else by that of
+    the first link to it.
 
     Args:
         closed: gets an error for each folder that cannot be searched.
     """
-    seen: set[str] = set()
-    for parent, folders, files in os.walk(folder, followlinks=True, onerror=closed.append):
-        real = os.path.realpath(parent)
-        folders[:] = sorted(f for f in folders if not f.startswith((".", "__")))
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        for name in sorted(files):
-            if name.endswith((".yml", ".yaml")) and not name.startswith("."):
-                path = Path(parent, name)
+    seen: set[Path] = set()
+    # Paths of folders, each with the folder that has it, without links: first what lies below, then
+    # links to what lies below their own folder, then all other links, and what has become one.
+    below: list[tuple[str, Path | None]] = [(str(folder), None)]
+    links: deque[tuple[str, Path]] = deque()
+    outward: deque[tuple[str, None]] = deque()
+    # Not os.walk, which calls itself in Python 3.11: a thousand folders in each other would end it.
+    while below or links or outward:
+        from_links = not below and bool(links)
+        here, holder = (below.pop if below else (links or outward).popleft)()
+        try:
+            real, folders, files, linked = _searched(here, holder, from_links, seen)
+        except OSError as error:
+            error.filename = here
+            closed.append(error)
+        except _LeadsOut:
+            outward.append((here, None))
+        else:
+            below += ((join(here, name), real) for name in reversed(folders))
+            links += ((join(here, name), real) for name in linked)
+            for name in files:
+                path = Path(here, name)
                 if may_be_read(path):
-                    yield path
+                    yield path, real
+
+
+class _LeadsOut(Exception):
+    """A folder does not lie in the one that has its path."""
+
+
+def _searched(
+    here: str, holder: Path | None, is_link: bool, seen: set[Path]
+) -> tuple[Path, list[str], list[str], list[str]]:
+    """Where a folder lies, and the names of folders, YAML files and links to folders in it.
+
+    Nothing of one that was seen. By a descriptor: its name may lead elsewhere the next time.
+
+    Args:
+        here: its path.
+        holder: in what it must lie; None: it may lie anywhere.
+        is_link: whether it may lie deeper there than its path says.
+        seen: gets where it lies.
+
+    Raises:
+        _LeadsOut: it lies elsewhere.
+        OSError: it cannot be searched.
+    """
+    opened = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        real = place_of(opened)
+        folders: list[str] = []
+        files: list[str] = []
+        linked: list[str] = []
+        if real in seen:
+            return real, folders, files, linked
+        if holder is not None and holder not in (real.parents if is_link else [real.parent]):
+            raise _LeadsOut
+        seen.add(real)
+        with os.scandir(opened) as entries:
+            found = sorted(entries, key=attrgetter("name"))
+        for entry in found:
+            if _is_folder(entry):
+                if not entry.name.startswith((".", "__")):
+                    (linked if entry.is_symlink() else folders).append(entry.name)
+            elif entry.name.endswith((".yml", ".yaml")) and not entry.name.startswith("."):
+                files.append(entry.name)
+        return real, folders, files, linked
+    finally:
+        os.close(opened)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False  # a link in a circle, say
 
 
 def is_passed_over(path: Path) -> bool:
@@ -75,24 +161,31 @@ def may_be_read(path: Path) -> bool:
         return True  # whoever reads it says why not
 
 
-def read_manifest(path: Path) -> bytes | OSError | None:
-    """Returns a manifest's bytes, why they cannot be read, or None where it is no manifest.
+def read_manifest(path: Path) -> ManifestText | None:
+    """Returns a manifest's text, or None where it is no manifest.
 
     Of a file that is too large only the first bytes: enough for the loader to say so. A pipe that
     has taken the place of a file is none, and is not waited for.
     """
+    real: Path | None = None
     try:
-        with open(path, "rb", opener=_not_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        # The file is opened in the folder whose place is known, whatever becomes of its name.
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            real = place_of(folder)
+            opened = os.open(path.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        finally:
+            os.close(folder)
+        with open(opened, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
                 return None
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
-        return error if looks_like_manifest(path.name, "") else None
-    return content if looks_like_manifest(path.name, content.decode("utf-8", "replace")) else None
-
-
-def _not_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
+        return ManifestText(error, real) if looks_like_manifest(path.name, "") else None
+    if not looks_like_manifest(path.name, content.decode("utf-8", "replace")):
+        return None
+    return ManifestText(content, real, mode & 0o777)
 
 
 def state_of(path: Path) -> tuple[int, ...]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +26,7 @@ from ddl_airflow.core.manifest.sections.notifications import says_where_to
 from ddl_airflow.core.manifest.sections.places import Reference
 from ddl_airflow.core.manifest.site import read_setting
 from ddl_airflow.core.manifest.values import Text
+from ddl_airflow.core.real_path import real_path
 
 SETTING = "[ddl] manifest_rights"
 
@@ -96,42 +96,77 @@ class Rights:
     variables: tuple[str, ...] = ()
 
 
-def rights_of(setting: str, folder: Path) -> Rights | None:
-    """The rights of the manifests in a folder: those of the nearest one above that is listed.
+class RightsTable:
+    """``[ddl] manifest_rights``, with the links on its folders' paths as they lead now.
 
     Args:
-        setting: ``[ddl] manifest_rights``: a path, or the table itself where it begins with a
-            brace; empty: a manifest may name what it likes.
-        folder: where the manifest lies.
-
-    Returns:
-        None where the site says nothing; no connections, paths and variables where it says
-        something, and nothing of this folder.
-
-    Raises:
-        ManifestError: the table cannot be read, or says what cannot be; with file, field and fix.
+        entries: rights by the folder's path, as written.
     """
-    setting = setting.strip()
-    if not setting:
-        return None
-    table = read_setting(setting, SETTING, _parsed)
-    here = folder.resolve()
-    for above in (here, *here.parents):
-        if above in table:
-            return table[above]
-    return Rights()
+
+    def __init__(self, entries: Mapping[str, Rights]) -> None:
+        self._entries: dict[Path, tuple[str, Rights]] = {}
+        for name, entry in entries.items():
+            paths = tuple(map(real_path, entry.paths))
+            self._entries[real_path(name)] = (name, replace(entry, paths=paths))
+
+    @classmethod
+    def read(cls, setting: str) -> RightsTable | None:
+        """The table of a setting.
+
+        Args:
+            setting: a path, or the table itself where it begins with a brace.
+
+        Returns:
+            None where the setting is empty: a manifest may name what it likes.
+
+        Raises:
+            ManifestError: the table cannot be read, or says what cannot be; with file, field and
+                fix.
+        """
+        setting = setting.strip()
+        return cls(read_setting(setting, SETTING, _entries)) if setting else None
+
+    def of(self, folder: Path) -> Rights:
+        """The rights of the manifests in a folder: of the nearest one above that is listed.
+
+        Args:
+            folder: where the manifest lies, without links.
+
+        Returns:
+            No connections, paths and variables where the table says nothing of the folder.
+        """
+        found = self._nearest(folder)
+        return self._entries[found][1] if found else Rights()
+
+    def domain(self, folder: Path, top: Path) -> str:
+        """In what a link may be turned, as by git-sync, and the manifest behind it goes on.
+
+        Whoever owns a folder may put a link in its place, to what is not theirs. So the text of a
+        manifest has rights only in the domain in which it was read.
+
+        Args:
+            folder: where the manifest lies, without links.
+            top: the folder of all manifests, without links.
+
+        Returns:
+            The entry that the folder falls under, as written; of those in ``top`` without one of
+            their own ``.``; else the folder alone.
+        """
+        found = self._nearest(folder)
+        if found is not None and not top.is_relative_to(found):
+            return self._entries[found][0]
+        return "." if folder.is_relative_to(top) else str(folder)
+
+    def _nearest(self, folder: Path) -> Path | None:
+        return next((one for one in (folder, *folder.parents) if one in self._entries), None)
 
 
 @lru_cache(1)
-def _parsed(text: bytes, source: str) -> Mapping[Path, Rights]:
+def _entries(text: bytes, source: str) -> Mapping[str, Rights]:
     table = read_fields(_Table, text, source, _RULES)
-    # Not Path.resolve: who makes a link to itself in one of them would end the parse of them all.
     return {
-        Path(os.path.realpath(name)): Rights(
-            entry.connections,
-            tuple(Path(os.path.realpath(path)) for path in entry.paths),
-            entry.launchers,
-            entry.variables,
+        name: Rights(
+            entry.connections, tuple(map(Path, entry.paths)), entry.launchers, entry.variables
         )
         for name, entry in table.rights.items()
     }
@@ -147,15 +182,15 @@ def beyond(
 
     Args:
         manifest: as loaded.
-        folder: where it lies.
-        rights: ``rights_of`` that.
+        folder: where it lies; without links where there are rights.
+        rights: of that folder.
         default_connections: returns the connections that a notifier takes where the manifest
             names none, by argument. Called only where there are rights.
     """
     beside = Path(manifest.code) == Path()
     if rights is None and beside:  # the most, of thousands
         return
-    own = folder.resolve()
+    own = folder if rights is not None else folder.resolve()
     if not beside and not (folder / manifest.code).resolve().is_relative_to(own):
         fix = "Put the scripts beside the manifest, or below it."
         yield Finding("code", "is a link that leads out of the manifest's folder", fix)
@@ -202,7 +237,7 @@ def beyond(
     # ssh's configuration may name programs, which the worker runs: no manifest brings its own.
     for name, folders in (("hostfile", (own, *rights.paths)), ("ssh_config", rights.paths)):
         path = getattr(manifest.launcher, name, None)
-        if path and not any(Path(path).resolve().is_relative_to(one) for one in folders):
+        if path and not any(real_path(path).is_relative_to(one) for one in folders):
             fix = f"{_named('folders', rights.paths)} {ask}"
             yield Finding(f"launcher.{name}", f"{path} is not a file for manifests in {own}", fix)
     kind = manifest.launcher.kind

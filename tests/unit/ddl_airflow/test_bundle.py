@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import time
 from configparser import ConfigParser
 from contextlib import contextmanager, suppress
@@ -40,7 +41,11 @@ from sqlalchemy import create_engine, delete, select, text
 from sqlalchemy.orm import sessionmaker
 
 import ddl_airflow.bundle
+import ddl_airflow.core.manifest.folder
+import ddl_airflow.dag
 from ddl_airflow.bundle import ManifestBundle
+from ddl_airflow.core.manifest.folder import yaml_files
+from ddl_airflow.core.real_path import place_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*a key is written out")
 
@@ -585,6 +590,308 @@ def test_a_dag_with_open_runs_stays_until_they_have_ended(
     assert not list(again.path.rglob(".was-*"))
 
 
+def test_no_link_takes_the_manifest_of_another_folder(bundle, folder, write_manifest):
+    """Its place, and with it the scripts that are run, would be the link's owner's to choose."""
+    write_manifest(folder / "vision", "vision")
+    (folder / "a guest’s 100%").mkdir()
+    for name, to in (("a", "../vision"), ("b", ".."), ("c", "c"), ("d", "nowhere"), ("e", "../e")):
+        (folder / "a guest’s 100%" / name).symlink_to(to)
+    (folder / "e").symlink_to("a guest’s 100%")
+    bundle.refresh()
+    found = parsed(bundle)
+    assert list(found) == ["vision/manifest.yml.py"]
+    assert found["vision/manifest.yml.py"].get_task("stage_data").code == str(folder / "vision")
+
+
+def sync(link: Path, to: Path) -> None:
+    """Turns a link, as git-sync does."""
+    link.with_name(".new-link").symlink_to(os.path.relpath(to, link.parent))
+    link.with_name(".new-link").replace(link)
+
+
+def test_a_synced_repository_has_the_name_of_its_own_link(bundle, folder, write_manifest):
+    """``repo -> .worktrees/<commit>``; others may link to what they know of it."""
+    teams = folder / "teams"
+    for commit in ("1", "2"):
+        write_manifest(teams / ".worktrees" / commit / "vision", "vision")
+    (teams / "repo").symlink_to(".worktrees/1")
+    for guest in ("a", "z"):
+        (folder / guest).mkdir()
+        (folder / guest / "a").symlink_to("../teams/.worktrees/1/vision")
+        (folder / guest / "b").symlink_to("../teams/repo")
+    bundle.refresh()
+    before = identities(bundle)
+    assert list(parsed(bundle)) == ["teams/repo/vision/manifest.yml.py"]
+    sync(teams / "repo", teams / ".worktrees" / "2")
+    shutil.rmtree(teams / ".worktrees" / "1")
+    version = version_of(bundle)
+    bundle.refresh()
+    assert (identities(bundle), version_of(bundle)) == (before, version)
+
+
+@pytest.fixture
+def teams(folder, write_manifest, monkeypatch):
+    """Folders of two teams; only that of vision has a right, to the connection vision_s3."""
+    write_manifest(folder / "vision", "vision")
+    rights = {"rights": {str(folder / "vision"): {"connections": ["vision_s3"]}}}
+    monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", json.dumps(rights))
+    return folder
+
+
+def of_vision(path: Path) -> None:
+    """Has a manifest name the connection that is vision's alone."""
+    data = "{type: s3, connection: {conn_id: vision_s3}, source: {bucket: some-bucket}}"
+    text = re.sub(
+        r"(?s)(training_data_reference:).*(training_results)", rf"\1 {data}\n\2", path.read_text()
+    )
+    path.write_text(text)
+
+
+NO_RIGHT = "'vision_s3' is not a connection for this manifest"
+
+
+def test_a_folder_that_becomes_a_link_gives_no_other_rights(
+    make_bundle, bundle, teams, write_manifest
+):
+    of_vision(write_manifest(teams / "guests" / "sub", "guest"))
+    bundle.refresh()
+    began_with = version_of(bundle)
+    assert NO_RIGHT in parsed(bundle)["guests/sub/manifest.yml.py"]
+    (teams / "guests" / "sub").rename(teams / "guests" / "before")
+    (teams / "guests" / "sub").symlink_to(teams / "vision")
+    pinned = make_bundle(began_with)
+    pinned.initialize()
+    for one in (bundle, pinned):
+        error = parsed(one)["guests/sub/manifest.yml.py"]
+        assert isinstance(error, str) and "Wait until the bundle is refreshed; for a run" in error
+        said = f"its folder leads to {teams}/vision now, whose rights ([ddl] manifest_rights) are "
+        assert (
+            f"guests/sub/manifest.yml: {said}not those of the folder in which it was read" in error
+        )
+    bundle.refresh()
+    assert "guests/sub/manifest.yml.py" not in stubs(bundle)
+    assert NO_RIGHT in parsed(bundle).pop("guests/before/manifest.yml.py")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_folder_that_is_swapped_while_its_manifest_is_read_gives_no_other_rights(
+    bundle, teams, write_manifest, monkeypatch, when
+):
+    """By the time its text has been read, its name may lead elsewhere."""
+    path = write_manifest(teams / "guests" / "sub", "guest")
+    of_vision(path)
+    read = ddl_airflow.bundle.read_manifest
+
+    def swapped(path: Path):
+        """Its text is of the folder that is there at that moment, not before or after."""
+        sub = path.parent
+        if sub.name != "sub":
+            return read(path)
+        if when == "before":
+            sub.rename(aside := sub.with_name(".aside"))
+            other = sub.with_name(".other")
+            shutil.copytree(aside, other)
+            sub.symlink_to(".other")
+        found = read(path)
+        if when == "before":
+            sub.unlink()
+        else:
+            sub.rename(sub.with_name(".other"))
+        sub.symlink_to(teams / "vision")
+        return found
+
+    monkeypatch.setattr(ddl_airflow.bundle, "read_manifest", swapped)
+    bundle.refresh()
+    error = parsed(bundle)["guests/sub/manifest.yml.py"]
+    assert isinstance(error, str) and f"its folder leads to {teams}/vision now" in error
+
+
+def test_a_folder_that_is_swapped_during_the_parse_gives_no_other_rights(
+    bundle, teams, write_manifest, monkeypatch
+):
+    """Whenever that is: where it lies is looked for once, and what is opened is held to that."""
+    of_vision(write_manifest(teams / "guests" / "sub", "guest"))
+    write_manifest(teams / "guests" / "plain", "plain")
+    bundle.refresh()
+    look = ddl_airflow.dag._folder_now
+
+    def swapped(folder, path, *more):
+        found = look(folder, path, *more)
+        sub = Path(folder, path).parent
+        if sub.parent.name == "guests":
+            sub.rename(sub.with_name(f".{sub.name}"))
+            sub.symlink_to("../vision")
+        return found
+
+    monkeypatch.setattr(ddl_airflow.dag, "_folder_now", swapped)
+    found = parsed(bundle)
+    assert NO_RIGHT in found["guests/sub/manifest.yml.py"]
+    said = f"{teams}/vision/data is not a folder for manifests in {teams}/guests/plain"
+    assert said in found["guests/plain/manifest.yml.py"]
+
+
+@pytest.mark.parametrize("link", ["repo", "all/repo", "far/repo", "."])
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("has_rights", [True, False])
+def test_a_synced_repository_keeps_its_rights_for_the_newest_stubs_and_for_open_runs(
+    make_bundle, tmp_path, folder, write_manifest, monkeypatch, runs, link, kept, has_rights
+):
+    """The link lies in the bundle's folder, deeper, behind another link, or is that folder."""
+    turned = folder / link
+    if link == "far/repo":
+        (tmp_path / "far").mkdir()
+        (folder / "far").symlink_to(tmp_path / "far")
+        turned = tmp_path / "far" / "repo"
+    elif link == ".":
+        folder.rmdir()
+    turned.parent.mkdir(exist_ok=True)
+    states = turned.parent / ".worktrees"
+    for commit in ("1", "2"):
+        path = write_manifest(states / commit / "vision", "released")
+        of_vision(path)
+        os.utime(path, (1e9, 1e9))
+    sync(turned, states / "1")
+    if has_rights:
+        rights = {"rights": {str(folder / link / "vision"): {"connections": ["vision_s3"]}}}
+        monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", json.dumps(rights))
+    bundle = make_bundle()
+    bundle.initialize()
+    began_with, before = version_of(bundle), identities(bundle)
+    assert [dag.dag_id for dag in parsed(bundle).values()] == ["released"]
+    runs("released", "running")
+    sync(turned, states / "2")
+    if not kept:
+        shutil.rmtree(states / "1")
+
+    def check() -> None:
+        pinned = make_bundle(began_with)
+        pinned.initialize()
+        for one in (bundle, pinned):
+            (dag,) = parsed(one).values()
+            assert dag.get_task("stage_data").code == str(states / "2" / "vision")
+
+    check()
+    bundle.refresh()
+    assert (version_of(bundle), identities(bundle)) == (began_with, before)
+    check()
+
+
+def test_a_link_that_is_turned_while_manifests_are_read_leaves_them_their_rights(
+    make_bundle, tmp_path, folder, write_manifest, monkeypatch
+):
+    folder.rmdir()
+    states = tmp_path / ".worktrees"
+    for commit in ("1", "2"):
+        for name in ("a", "b"):
+            of_vision(write_manifest(states / commit / name, name))
+    sync(folder, states / "1")
+    rights = {"rights": {str(folder): {"connections": ["vision_s3"]}}}
+    monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", json.dumps(rights))
+    read = ddl_airflow.bundle.read_manifest
+
+    def turning(path):
+        found = read(path)
+        if folder.readlink().name == "1":
+            sync(folder, states / "2")
+        return found
+
+    monkeypatch.setattr(ddl_airflow.bundle, "read_manifest", turning)
+    bundle = make_bundle()
+    bundle.initialize()
+    shutil.rmtree(states / "1")
+    pinned = make_bundle(version_of(bundle))
+    pinned.initialize()
+    for one in (bundle, pinned):
+        assert sorted(dag.dag_id for dag in parsed(one).values()) == ["a", "b"]
+
+
+def test_a_link_that_leads_to_another_folder_takes_its_rights_at_the_next_refresh(
+    bundle, teams, write_manifest
+):
+    """No state of a repository: as ``guests/now`` leads to one folder, then to another."""
+    path = write_manifest(teams / "guests" / ".old", "guest")
+    of_vision(path)
+    (teams / "vision" / ".hidden").mkdir()
+    shutil.copy2(path, teams / "vision" / ".hidden")
+    (teams / "guests" / "now").symlink_to(teams / "guests" / ".old")
+    bundle.refresh()
+    assert NO_RIGHT in parsed(bundle)["guests/now/manifest.yml.py"]
+    sync(teams / "guests" / "now", teams / "vision" / ".hidden")
+    assert isinstance(parsed(bundle)["guests/now/manifest.yml.py"], str)
+    version = version_of(bundle)
+    bundle.refresh()
+    assert version_of(bundle) != version
+    assert parsed(bundle)["guests/now/manifest.yml.py"].dag_id == "guest"
+
+
+@pytest.mark.parametrize("has_rights", [True, False])
+def test_a_host_whose_links_lead_elsewhere_makes_the_same_version(
+    make_bundle, tmp_path, folder, write_manifest, monkeypatch, has_rights
+):
+    if has_rights:
+        rights = {"rights": {str(folder / "shared"): {}}}
+        monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", json.dumps(rights))
+    for host in ("a", "b"):
+        write_manifest(tmp_path / f"mount-{host}" / "jobs", "job")
+    (folder / "shared").symlink_to(tmp_path / "mount-a")
+    bundle = make_bundle()
+    bundle.initialize()
+    sync(folder / "shared", tmp_path / "mount-b")
+    other = make_bundle(version_of(bundle), "b")
+    other.initialize()
+    (dag,) = parsed(other).values()
+    assert dag.get_task("stage_data").code == str(tmp_path / "mount-b" / "jobs")
+
+
+def test_stubs_of_before_there_were_domains_have_the_rights_of_their_own_path_alone(
+    make_bundle, folder, write_manifest, monkeypatch, tmp_path
+):
+    """As open runs have them after the upgrade, or since the site has had a table."""
+    for name in ("plain", ".releases/1"):
+        of_vision(write_manifest(folder / name, name.strip("./").replace("/", "-")))
+    (folder / "current").symlink_to(".releases/1")
+    bundle = make_bundle()
+    bundle.initialize()
+    began_with = version_of(bundle)
+    assert "domain" not in "".join(map(str, identities(bundle)))
+    (line,) = {
+        line
+        for path in bundle.path.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if "current/" in line
+    }
+    assert "domain=" not in line
+    entry = {"connections": ["vision_s3"]}
+    rights = {"rights": {str(folder / name): entry for name in ("plain", "current")}}
+    monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", json.dumps(rights))
+    found = parsed(bundle)
+    assert found["plain/manifest.yml.py"].dag_id == "plain"
+    assert "are not those of the folder in which it was read" in found["current/manifest.yml.py"]
+    bundle.refresh()
+    assert all(not isinstance(one, str) for one in parsed(bundle).values())
+    pinned = make_bundle(began_with)
+    pinned.initialize()
+    assert (
+        "are not those of the folder in which it was read"
+        in parsed(pinned)["current/manifest.yml.py"]
+    )
+
+
+def test_the_dag_of_a_manifest_that_is_gone_keeps_its_rights(bundle, teams, write_manifest, runs):
+    """Its folder is gone, too, and its open runs go on."""
+    for name in ("vision/a", "vision/.b"):
+        of_vision(write_manifest(teams / name, name[-1]))
+    (teams / "vision" / "b").symlink_to(".b")
+    bundle.refresh()
+    runs("a", "running")
+    runs("b", "running")
+    shutil.rmtree(teams / "vision" / "a")
+    shutil.rmtree(teams / "vision" / ".b")
+    (teams / "vision" / "b").unlink()
+    bundle.refresh()
+    assert {dag.dag_id for dag in parsed(bundle).values()} == {"vision", "a", "b"}
+
+
 def test_the_error_of_a_manifest_with_open_runs_stays(bundle, folder, write_manifest, runs):
     """It is filed under the manifest, which is no file to Airflow: at the bundle's next version
     Airflow deletes it, until the stub is parsed again.
@@ -1006,6 +1313,79 @@ def test_a_folder_that_cannot_be_searched_is_an_error_of_its_own(bundle, folder,
     assert len(error) < 500
 
 
+def test_a_thousand_folders_in_each_other_stop_no_refresh(bundle, folder, write_manifest):
+    write_manifest(folder / "good", "first")
+    path = write_manifest(folder, "deep")
+    deepest = folder
+    try:
+        for _ in range(1100):
+            deepest = deepest / "d"
+            deepest.mkdir()
+        path.rename(deepest / "manifest.yml")
+        bundle.refresh()
+    finally:
+        # What removes the folders of tests calls itself for each.
+        subprocess.run(["rm", "-rf", folder / "d"], check=True)
+    good, odd = sorted(stubs(bundle))
+    assert good == "good/manifest.yml.py" and odd.startswith("odd-names/")
+
+
+def test_a_folder_that_becomes_a_link_while_it_is_searched_is_one(
+    bundle, folder, write_manifest, monkeypatch
+):
+    write_manifest(folder / "vision", "vision")
+    write_manifest(folder / "a" / "sub", "guest")
+    look = ddl_airflow.core.manifest.folder._is_folder
+
+    def swapped(entry):
+        found = look(entry)
+        if entry.name == "sub":
+            (folder / "a" / "sub").rename(folder / "a" / ".before")
+            (folder / "a" / "sub").symlink_to(folder / "vision")
+        return found
+
+    monkeypatch.setattr("ddl_airflow.core.manifest.folder._is_folder", swapped)
+    bundle.refresh()
+    assert list(parsed(bundle)) == ["vision/manifest.yml.py"]
+
+
+def test_a_folder_that_may_not_be_read_is_closed_by_each_name(write_manifest, trainer):
+    folder = trainer.place / "dags"
+    write_manifest(folder / "vision", "vision")
+    write_manifest(folder / "closed", "second")
+    (folder / "a").symlink_to("closed")
+    (folder / "closed").chmod(0o711)
+    closed: list[OSError] = []
+    with trainer.acting():
+        found = [path.parent.name for path, _ in yaml_files(folder, closed)]
+    assert found == ["vision"]
+    assert {Path(one.filename).name for one in closed} == {"closed", "a"}
+
+
+def test_a_folder_that_cannot_be_searched_keeps_its_manifests_also_where_a_link_leads_to_them(
+    bundle, folder, write_manifest, monkeypatch
+):
+    write_manifest(folder / "z" / "sub", "job")
+    (folder / "y").mkdir()
+    (folder / "y" / "l").symlink_to("../z/sub")
+    bundle.refresh()
+    scandir = os.scandir
+
+    def refused(opened):
+        if isinstance(opened, int) and place_of(opened) == folder / "z":
+            raise PermissionError(errno.EACCES, "Permission denied", opened)
+        return scandir(opened)
+
+    monkeypatch.setattr("os.scandir", refused)
+    for _ in range(2):
+        bundle.refresh()
+        monkeypatch.setattr("os.scandir", scandir)
+        found = parsed(bundle)
+        monkeypatch.setattr("os.scandir", refused)
+        assert found.pop("z/sub/manifest.yml.py").dag_id == "job"
+        assert list(found) == ["z.py"]
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -1091,10 +1471,10 @@ def test_a_folder_that_cannot_be_read_keeps_what_is_in_it(
     bundle.refresh()
     scandir, dead = os.scandir, folder / "far"
 
-    def stale(path):
-        if Path(path) == dead:
-            raise OSError(errno.ESTALE, "Stale file handle", str(path))
-        return scandir(path)
+    def stale(opened):
+        if isinstance(opened, int) and place_of(opened) == dead:
+            raise OSError(errno.ESTALE, "Stale file handle", opened)
+        return scandir(opened)
 
     monkeypatch.setattr("os.scandir", stale)
     again = make_bundle() if restarted else bundle

@@ -619,6 +619,28 @@ def test_one_dag_id_in_two_files_breaks_both_and_names_the_other(tmp_path, write
     assert "also claimed by a/manifest.yml" in said_by(stand_ins["b/manifest.yml"])
 
 
+def test_a_folder_that_becomes_a_link_while_others_are_read_gives_no_other_rights(
+    tmp_path, write_manifest, monkeypatch
+):
+    entry = {"connections": ["vision_s3"]}
+    rights = {"rights": {str(tmp_path / "vision"): entry}}
+    monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", json.dumps(rights))
+    secret = "parameters: {key: {secret: true, conn_id: vision_s3}}\n"
+    for name in ("guest", "vision"):
+        write_manifest(tmp_path / name, name, more=secret)
+
+    def swapped(folder):
+        yield from manifests_in(folder)
+        (tmp_path / "guest").rename(tmp_path / ".before")
+        (tmp_path / "guest").symlink_to("vision")
+
+    monkeypatch.setattr("ddl_airflow.dag.manifests_in", swapped)
+    dags = dags_from(tmp_path)
+    assert good_in(dags) == ["vision"]
+    said = said_by(broken_in(dags)["guest/manifest.yml"])
+    assert "'vision_s3' is not a connection for this manifest" in said
+
+
 def test_yaml_of_others_and_hidden_files_are_left_alone(tmp_path, write_manifest):
     write_manifest(tmp_path / "one", "first")
     (tmp_path / "docker-compose.yml").write_text("services: {db: {image: x}}\n")

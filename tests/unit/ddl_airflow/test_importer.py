@@ -453,6 +453,39 @@ def test_what_cannot_be_read_is_an_error_of_its_own(site, folder, write_manifest
 
 
 @needs_importers
+def test_a_folder_that_becomes_a_link_during_the_parse_gives_no_other_rights(
+    site, folder, write_manifest, monkeypatch
+):
+    import ddl_airflow.importer as module
+
+    rights = {"rights": {str(folder / "vision"): {"connections": ["vision_s3"]}}}
+    monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", json.dumps(rights))
+    secret = "parameters: {key: {secret: true, conn_id: vision_s3}}\n"
+    for name in ("guest", "vision"):
+        write_manifest(folder / name, name, more=secret)
+    assert site.ids()["vision/manifest.yml"] == "vision"
+    read = module.read_manifest
+
+    def swapped(path):
+        found = read(path)
+        path.parent.rename(folder / ".before")
+        path.parent.symlink_to("vision")
+        return found
+
+    look = module.ManifestImporter._of
+    monkeypatch.setattr(
+        module.ManifestImporter, "_of", staticmethod(lambda of: found_then_swapped(look, of))
+    )
+
+    def found_then_swapped(look, definition):
+        monkeypatch.setattr(module, "read_manifest", swapped)
+        return look(definition)
+
+    error = site.bag("guest/manifest.yml").import_errors["guest/manifest.yml"]
+    assert "'vision_s3' is not a connection for this manifest" in error
+
+
+@needs_importers
 def test_links_out_of_the_folder_are_followed_and_pipes_are_not_read(
     site, folder, tmp_path, write_manifest
 ):

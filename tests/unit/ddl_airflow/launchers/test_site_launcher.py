@@ -70,7 +70,7 @@ import json, sys
 from pathlib import Path
 from ddl_airflow.core.job import JobSpec
 from ddl_airflow.core.manifest.load import load_manifest
-from ddl_airflow.core.manifest.rights import rights_of
+from ddl_airflow.core.manifest.rights import RightsTable
 from ddl_airflow.core.plan import plan
 from ddl_airflow.launchers.registry import launcher
 
@@ -84,7 +84,7 @@ job = JobSpec(
     env={},
 )
 handle = chosen.submit(chosen.render(job))
-rights_of('{"rights": {"/": {"launchers": ["pbs"]}}}', folder)
+RightsTable.read('{"rights": {"/": {"launchers": ["pbs"]}}}')
 print(json.dumps({
     "queue": chosen.queue, "kind": handle.kind, "state": chosen.status(handle).state.name,
     "logs": [chosen.log(handle, rank).read_text() for rank in range(job.world_size)],

@@ -132,6 +132,19 @@ def test_a_link_that_is_put_there_after_the_look_is_not_followed(
     assert not (tmp_path / "code").exists()
 
 
+def test_a_folder_that_has_become_a_link_is_held_to_the_manifests_own(source, tmp_path):
+    """As of a manifest with rights: what it may read was decided when it was parsed."""
+    within = [tmp_path / "data", source]
+    assert snapshot(source, tmp_path / "code", within=within).files == ("lib/net.py", "train.py")
+    source.rename(tmp_path / "others")
+    source.symlink_to("others")
+    said = f"{source} leads to {tmp_path}/others, out of {tmp_path}/data, {source}. Put the scripts"
+    with pytest.raises(StagingError, match=said):
+        snapshot(source, tmp_path / "copy", within=within)
+    assert not (tmp_path / "copy").exists()
+    assert snapshot(source, tmp_path / "code").files == ("lib/net.py", "train.py")
+
+
 @pytest.mark.parametrize("make", [lambda p: None, lambda p: p.mkdir(), lambda p: p.write_text("")])
 def test_no_folder_or_nothing_in_it_is_missing(tmp_path, make):
     make(tmp_path / "scripts")

@@ -7,7 +7,7 @@ import pytest
 
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest.load import load_manifest
-from ddl_airflow.core.manifest.rights import Rights, beyond, rights_of
+from ddl_airflow.core.manifest.rights import Rights, RightsTable, beyond
 
 MANIFEST = """\
 model_definition:
@@ -40,7 +40,8 @@ def found(tmp_path):
         return {one.field: f"{one.message} {one.fix}" for one in beyond_of(path, rights)}
 
     def beyond_of(path: Path, rights: Rights | None):
-        return list(beyond(load_manifest(path), path.parent, rights, lambda notifier: {}))
+        folder = path.parent.resolve()
+        return list(beyond(load_manifest(path), folder, rights, lambda notifier: {}))
 
     return find
 
@@ -49,8 +50,14 @@ def table(**folders) -> str:
     return json.dumps({"rights": folders})
 
 
+def rights_of(setting: str, folder: Path) -> Rights:
+    found = RightsTable.read(setting)
+    assert found is not None
+    return found.of(folder)
+
+
 def test_where_the_site_says_nothing_all_may_name_what_they_like(tmp_path, found):
-    assert rights_of(" ", tmp_path) is None
+    assert RightsTable.read(" ") is None
     elsewhere = S3.format("any", "source")
     assert found(None, data=elsewhere, results="{type: fs, target: {path: /srv/all}}") == {}
 
@@ -75,9 +82,9 @@ def test_the_nearest_folder_above_says_what_holds(tmp_path):
     assert rights_of(setting, tmp_path / "dags" / "other").connections == ("common",)
     assert rights_of(setting, tmp_path / "dags" / "team-b") == Rights()
     assert rights_of(setting, tmp_path) == Rights()
-    # A link into another's folder is that folder; one out of it is not.
+    # Where a folder lies has been looked for: no link is followed that is put there meanwhile.
     (tmp_path / "dags" / "link").symlink_to(near)
-    assert rights_of(setting, tmp_path / "dags" / "link").connections == ("team_*",)
+    assert rights_of(setting, tmp_path / "dags" / "link").connections == ("common",)
     (tmp_path / "rights.yml").write_text(setting)
     assert rights_of(str(tmp_path / "rights.yml"), near).connections == ("team_*",)
 
@@ -104,6 +111,39 @@ def test_a_link_to_itself_ends_nobodys_parse(tmp_path):
     loop = str(tmp_path / "loop")
     setting = table(**{str(tmp_path): {"paths": [f"{loop}/data"]}, loop: {"connections": ["x"]}})
     assert rights_of(setting, tmp_path).paths == (tmp_path / "loop" / "data",)
+
+
+@pytest.mark.parametrize("links", [50, 1500])
+def test_nor_does_a_chain_of_links(tmp_path, links):
+    """``os.path.realpath`` of Python 3.11 calls itself for each; the kernel follows 40."""
+    for number in range(links):
+        (tmp_path / f"{number}").symlink_to(f"{number + 1}")
+    (tmp_path / str(links)).mkdir()
+    chain = str(tmp_path / "0")
+    assert rights_of(table(**{chain: {"paths": [f"{chain}/a/../b"]}}), tmp_path) == Rights()
+
+
+def test_a_domain_is_an_entry_those_without_one_or_a_folder_alone(tmp_path):
+    top = tmp_path / "dags"
+    states = top / ".worktrees"
+    for commit in ("1", "2"):
+        (states / commit / "vision").mkdir(parents=True)
+    (top / "repo").symlink_to(".worktrees/1")
+    vision, far = str(top / "repo" / "vision"), str(tmp_path / "far")
+    setting = table(**{vision: {}, far: {}, "/": {}, str(top): {}})
+
+    def domain(folder: Path) -> str:
+        found = RightsTable.read(setting)
+        assert found is not None
+        return found.domain(folder, top)
+
+    assert domain(states / "1" / "vision" / "a") == vision
+    assert domain(states / "2" / "vision" / "a") == domain(top) == "."
+    (top / "repo").unlink()
+    (top / "repo").symlink_to(".worktrees/2")  # the table is as it was, and is read anew
+    assert domain(states / "2" / "vision" / "a") == vision
+    assert domain(Path(far, "a")) == far
+    assert domain(tmp_path / "farther") == str(tmp_path / "farther")
 
 
 def test_connections_are_those_of_the_list(found):
