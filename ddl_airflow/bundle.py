@@ -249,8 +249,8 @@ class ManifestBundle(BaseDagBundle):
 
         Args:
             hold: whether DAGs stay for their open runs, which only the DAG processor knows.
-            again: how often to begin anew where the bundle's folder is a link, as of git-sync, and
-                is turned meanwhile.
+            again: how often to begin anew if links on its own path, or on those of the table of
+                rights, are turned meanwhile, as by git-sync.
         """
         kept = self._known()
         check_mounted(self._folder, self.name, len(kept))
@@ -258,6 +258,7 @@ class ManifestBundle(BaseDagBundle):
         seen, self._seen = self._seen, {}
         found: dict[str, _Read] = {}
         by_path: dict[Path, str] = {}  # without links
+        behind_links: list[Path] = []
         top, rights = real_path(self._folder), _rights_table()
         for path, folder in yaml_files(self._folder, closed):
             name = path.relative_to(self._folder).as_posix()
@@ -270,12 +271,16 @@ class ManifestBundle(BaseDagBundle):
             if read is None:
                 continue
             by_path[folder / path.name] = name
-            # The others stay in the domain of their own path.
-            if rights and read.folder and read.folder != (top / name).parent:
-                entry = read.entry._replace(domain=rights.domain(read.folder, top))
-                read = read._replace(entry=entry)
             found[name] = read
-        if again and real_path(self._folder) != top:
+            # The others stay where they lie.
+            if rights and read.folder and read.folder != (top / name).parent:
+                behind_links.append(read.folder)
+                entry = read.entry._replace(domain=rights.domain(read.folder, top))
+                found[name] = read._replace(entry=entry)
+        turned = real_path(self._folder) != top or (
+            rights is not None and not rights.says_the_same(_rights_table(), behind_links)
+        )
+        if again and turned:
             return self._list(hold=hold, again=again - 1)
         for error in closed:
             if Path(error.filename) == self._folder:
@@ -290,7 +295,7 @@ class ManifestBundle(BaseDagBundle):
             ]
             for other in inside:
                 if alias := by_path.get(top / other):  # by a link, which does not take it over
-                    del found[alias]
+                    found.pop(alias, None)
                 read = self._of_text(kept[other].text, other)
                 entry = read.entry._replace(domain=kept[other].domain)
                 found[other] = read._replace(entry=entry)
@@ -390,10 +395,7 @@ class ManifestBundle(BaseDagBundle):
         return _Read(_Entry(text), None)
 
     def _version_of(self, listing: _Listing) -> str:
-        # Of most manifests as before there were domains, whose versions stay.
-        said = [
-            (name, entry if entry.domain else entry[:-1]) for name, entry in sorted(listing.items())
-        ]
+        said = [(name, _as_before_domains(entry)) for name, entry in sorted(listing.items())]
         content = json.dumps([str(self._folder), said, _STUB])
         return hashlib.sha256(content.encode()).hexdigest()[:20]
 
@@ -537,7 +539,8 @@ class ManifestBundle(BaseDagBundle):
         return self.base_dir / "listings" / f"{version}.json"
 
     def _write_listing(self, version: str, listing: _Listing) -> None:
-        _write_kept(self._listing_of(version), json.dumps(listing).encode(), 0o644)
+        said = {name: _as_before_domains(entry) for name, entry in listing.items()}
+        _write_kept(self._listing_of(version), json.dumps(said).encode(), 0o644)
 
     def _read_listing(self, version: str) -> _Listing | None:
         """None also for one that was being written when the host was lost."""
@@ -629,6 +632,11 @@ def is_copy(path: Path) -> bool:
             return file.read(len(_STUB)) == _STUB.encode()
     except OSError:
         return False
+
+
+def _as_before_domains(entry: _Entry) -> tuple[object, ...]:
+    """Returns what is written of an entry: versions stay, and an earlier state of ours reads it."""
+    return tuple(entry) if entry.domain else entry[:-1]
 
 
 def _rights_table() -> RightsTable | None:

@@ -21,7 +21,7 @@ from ddl_airflow.airflow_internals import DagThatIsNotStored
 from ddl_airflow.core.collector import without_collector
 from ddl_airflow.core.errors import ManifestError, ManifestInvalid, ManifestIssue
 from ddl_airflow.core.manifest.folder import label, manifests_in, may_have_dag_id
-from ddl_airflow.core.manifest.rights import SETTING, RightsTable
+from ddl_airflow.core.manifest.rights import SETTING, Place, looked_up, read_at_its_place
 from ddl_airflow.core.real_path import real_path, real_path_in
 from ddl_airflow.manifest_dag import ManifestDag, Settings
 from ddl_airflow.manifest_file import ManifestFile
@@ -69,13 +69,15 @@ def dags_from(folder: str | Path) -> dict[str, DAG]:
     loaded: dict[str, list[ManifestFile]] = defaultdict(list)
     broken: list[ManifestError] = []
     settings = Settings.read(for_many=wanted is None)
-    for path, text in manifests_in(folder):
-        content = text.content
+    for path, content in manifests_in(folder):
         if isinstance(content, bytes) and wanted and not may_have_dag_id(content, wanted):
             continue
         try:
             source = label(path.relative_to(folder).as_posix())
-            file = ManifestFile.of(path, source, content, settings, text.folder)
+            place = None
+            if settings.rights and isinstance(content, bytes):
+                content, place = read_at_its_place(path, settings.rights, source)
+            file = ManifestFile.of(path, source, content, settings, place)
         except ManifestError as error:
             broken.append(error)
             continue
@@ -143,11 +145,10 @@ def dag_of_stub(
     source = label(path)
     try:
         content = OSError(0, unreadable) if unreadable else place.read_bytes()
-        settings = Settings.of_this_parse()
-        real = None
-        if settings.rights_table is not None:
-            real = _folder_now(folder, path, domain, settings.rights_table)
-        file = ManifestFile.of(Path(folder, path), source, content, settings, real)
+        settings, at = Settings.of_this_parse(), None
+        if settings.rights and not unreadable:
+            at = _place_now(folder, path, domain, settings.rights)
+        file = ManifestFile.of(Path(folder, path), source, content, settings, at)
         if was:  # no run begins by itself
             manual = file.manifest.model_copy(update={"schedule": None})
             file = replace(file, manifest=manual)
@@ -162,29 +163,38 @@ def dag_of_stub(
     return dag
 
 
-def _folder_now(folder: str, path: str, domain: str, table: RightsTable) -> Path:
-    """Where the folder of a manifest lies now, without links: its scripts are those there.
+def _place_now(folder: str, path: str, domain: str, setting: str) -> Place | None:
+    """Where a manifest lies now, whose text was read before: its scripts are those there.
 
     Args:
         folder, path, domain: as ``dag_of_stub`` has them.
-        table: the site's.
+        setting: ``[ddl] manifest_rights``.
 
     Raises:
-        ManifestInvalid: the text was read in another domain of the table.
+        ManifestError: its folder leads to where the text would have other rights, or ones of
+            another folder; or as ``looked_up``.
     """
     parent = Path(path).parent
-    try:
-        top, now = real_path_in(folder, parent)
-    except OSError:  # it is gone, and the DAG is there for its open runs
-        top, now = real_path(folder), real_path(Path(folder, parent))
-    was, there = domain or table.domain(top / parent, top), table.domain(now, top)
-    if was == there:
-        return now
+
+    def look() -> tuple[Path, Path]:
+        try:
+            return real_path_in(folder, parent)
+        except OSError:  # it is gone, and the DAG is there for its open runs
+            return real_path(folder), real_path(Path(folder, parent))
+
+    (top, now), table = looked_up(setting, look, lambda found: found[1], label(path))
+    if table is None:
+        return None
+    if domain == table.domain(now, top) if domain else now == top / parent:
+        return Place(now, table.of(now))
     message = (
-        f"its folder leads to {label(str(now))} now, whose rights ({SETTING}) are not those of the "
-        "folder in which it was read"
+        f"its folder leads to {label(str(now))} now, and not where its rights ({SETTING}) were "
+        "looked up when it was read"
     )
-    fix = "Wait until the bundle is refreshed; for a run that began before, put the folder back."
+    fix = (
+        "Wait until the bundle is refreshed; for a run that began before, put back the folder, the "
+        "link or the table."
+    )
     raise ManifestInvalid(label(path), [ManifestIssue(0, "", message, fix)])
 
 

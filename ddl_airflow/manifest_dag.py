@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from ddl_airflow.airflow_internals import (
 from ddl_airflow.core.errors import ManifestError, ManifestInvalid, ManifestIssue
 from ddl_airflow.core.manifest.folder import label
 from ddl_airflow.core.manifest.model import Manifest
-from ddl_airflow.core.manifest.rights import Rights, RightsTable, beyond
+from ddl_airflow.core.manifest.rights import Place, beyond, looked_up
 from ddl_airflow.core.manifest.rule import suggestion
 from ddl_airflow.core.manifest.rules import findings_beside
 from ddl_airflow.core.manifest.sections.schedule import DATA_CHANGE
@@ -93,11 +92,6 @@ class Settings:
     rights: str
     dag: Mapping[str, Any] = field(default_factory=dict)
 
-    @cached_property
-    def rights_table(self) -> RightsTable | None:
-        """As ``RightsTable.read`` has it, and raises."""
-        return RightsTable.read(self.rights)
-
     @classmethod
     def read(cls, *, for_many: bool = False) -> Settings:
         """As they are now.
@@ -135,7 +129,7 @@ def dag_from(
     text: str = "",
     shown_as_code: Path | None = None,
     settings: Settings | None = None,
-    folder: Path | None = None,
+    place: Place | None = None,
 ) -> ManifestDag:
     """The DAG of one manifest.
 
@@ -146,21 +140,16 @@ def dag_from(
             Code tab does not show it.
         shown_as_code: the file that Airflow's Code tab shows; by default the one that calls this.
         settings: the site's; by default as they are now.
-        folder: where the file lay when it was read, without links; by default where it lies now.
-            Where manifests have rights, it has those of that folder.
+        place: where the file lay when it was read; by default where it lies now.
     """
     settings = settings or Settings.read()
-    steps, rights = plan(manifest, path), None
-    if settings.rights_table is None:
-        folder = path.parent
-    else:
-        # Looked for once: a name may lead to another folder, with other rights, the next time.
-        folder = folder or real_path(path.parent.absolute())
-        rights = settings.rights_table.of(folder)
-    _check_place(manifest, path, folder, rights)
+    steps = plan(manifest, path)
+    # Once: a name may lead to another folder, with other rights, the next time.
+    place = place or _place_now(path, settings.rights, manifest.source)
+    _check_place(manifest, path, place)
     _check_executors(steps, manifest)
-    if rights is not None:
-        steps = confined(steps, (folder, *rights.paths))
+    if place is not None:
+        steps = confined(steps, (place.folder, *place.rights.paths))
     _check_names(steps, manifest)
     failed = notifiers(manifest, "on_failure")
     with ManifestDag(
@@ -176,7 +165,7 @@ def dag_from(
         **settings.dag,
     ) as dag:
         dag.shown_as_code = shown_as_code
-        fields = form(manifest, steps, (rights and rights.launchers) or ())
+        fields = form(manifest, steps, (place and place.rights.launchers) or ())
         _tasks(dag, steps, list(fields), manifest)
     if get_parsing_context().task_id not in (None, "stage_data"):
         # The task of a run whose values were held to the form of then, by Airflow when it began
@@ -268,8 +257,16 @@ def _changed_data(steps: Plan) -> Asset:
     return changed
 
 
-def _check_place(manifest: Manifest, path: Path, folder: Path, rights: Rights | None) -> None:
+def _place_now(path: Path, setting: str, source: str) -> Place | None:
+    folder, table = looked_up(
+        setting, lambda: real_path(path.parent.absolute()), lambda found: found, source
+    )
+    return Place(folder, table.of(folder)) if table else None
+
+
+def _check_place(manifest: Manifest, path: Path, place: Place | None) -> None:
     """Raises ManifestInvalid if what the manifest names is wrong, or not its to name, there."""
+    folder, rights = place or (path.parent, None)
     found = (
         *findings_beside(manifest, path.parent),
         *beyond(manifest, folder, rights, default_connections),

@@ -16,6 +16,7 @@ from ddl_airflow.core.errors import (
 from ddl_airflow.core.manifest.folder import KEYS_FORGOTTEN, label, shared_dag_id
 from ddl_airflow.core.manifest.load import load_manifest_text
 from ddl_airflow.core.manifest.model import Manifest
+from ddl_airflow.core.manifest.rights import Place
 from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.manifest_dag import ManifestDag, Settings, dag_from
 
@@ -32,7 +33,7 @@ class ManifestFile:
         text: as written.
         manifest: what it says.
         settings: the site's, as they were then.
-        folder: where it lay when it was read, without links; None: nobody has looked.
+        place: where it lay when it was read; None: nobody has looked, or nothing depends on it.
     """
 
     path: Path
@@ -40,7 +41,7 @@ class ManifestFile:
     text: str
     manifest: Manifest
     settings: Settings
-    folder: Path | None = None
+    place: Place | None = None
 
     @classmethod
     def of(
@@ -49,7 +50,7 @@ class ManifestFile:
         source: str,
         content: bytes | OSError,
         settings: Settings | None = None,
-        folder: Path | None = None,
+        place: Place | None = None,
     ) -> ManifestFile:
         """Reads its bytes.
 
@@ -57,7 +58,7 @@ class ManifestFile:
             path, source: as above.
             content: the bytes, or why there are none.
             settings: the site's; by default as they are now.
-            folder: as above.
+            place: as above.
 
         Raises:
             ManifestError: they are no manifest, or there are none: then the OSError says why.
@@ -74,7 +75,7 @@ class ManifestFile:
             message = f"cannot be read: {type(error).__name__}: {str(error)[:200]}"
             fix = "Report this; the traceback is in the log of Airflow's DAG processor."
             raise ManifestInvalid(source, [ManifestIssue(0, "", message, fix)]) from error
-        return cls(path, source, content.decode(), manifest, settings, folder)
+        return cls(path, source, content.decode(), manifest, settings, place)
 
     @property
     def warnings(self) -> list[str]:
@@ -94,7 +95,7 @@ class ManifestFile:
         try:
             text = self.text if in_documentation else ""
             return dag_from(
-                self.manifest, self.path, text, shown_as_code, self.settings, self.folder
+                self.manifest, self.path, text, shown_as_code, self.settings, self.place
             )
         except ManifestError:
             raise

@@ -6,6 +6,7 @@ hundred ends with a RecursionError; the kernel follows 40. Source: path_resoluti
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -17,11 +18,24 @@ def place_of(descriptor: int) -> Path:
     return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
 
 
+def place_of_folder(descriptor: int) -> Path:
+    """Returns where an open folder lies. No link is on that path, and it leads to that folder.
+
+    Raises:
+        OSError: it has been moved meanwhile, or its path is one of another mount namespace, as of
+            what lies below ``/proc/<pid>/root``.
+    """
+    place = place_of(descriptor)
+    if not os.path.samestat(os.stat(place), os.fstat(descriptor)):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(place))
+    return place
+
+
 def real_path(path: str | Path) -> Path:
     """Returns where a path leads; what is not there, or out of reach, stays as it is written.
 
     Args:
-        path: an absolute path.
+        path: an absolute path, of a file or a folder.
     """
     above, rest = os.fspath(path), list[str]()
     while True:
@@ -47,7 +61,7 @@ def real_path_in(top: str | Path, name: str | Path) -> tuple[Path, Path]:
     """
     opened = os.open(top, _FLAGS | os.O_DIRECTORY)
     try:
-        return place_of(opened), _real(name, opened)
+        return place_of_folder(opened), _real(name, opened)
     finally:
         os.close(opened)
 
@@ -55,6 +69,6 @@ def real_path_in(top: str | Path, name: str | Path) -> tuple[Path, Path]:
 def _real(path: str | Path, folder: int | None = None) -> Path:
     opened = os.open(path, _FLAGS, dir_fd=folder)
     try:
-        return place_of(opened)
+        return place_of_folder(opened)
     finally:
         os.close(opened)

@@ -16,7 +16,7 @@ from ddl_airflow.core.errors import ManifestIssue
 from ddl_airflow.core.manifest.document import MAX_BYTES
 from ddl_airflow.core.manifest.load import looks_like_manifest
 from ddl_airflow.core.manifest.model import Manifest
-from ddl_airflow.core.real_path import place_of
+from ddl_airflow.core.real_path import place_of_folder
 
 # Why a manifest of an earlier version is gone (ddl_airflow.bundle).
 KEYS_FORGOTTEN = "keys were written out in it, and it was changed more than a day ago"
@@ -40,7 +40,7 @@ class ManifestText(NamedTuple):
     mode: int = 0
 
 
-def manifests_in(folder: Path) -> Iterator[tuple[Path, ManifestText]]:
+def manifests_in(folder: Path) -> Iterator[tuple[Path, bytes | OSError]]:
     """Yields every manifest below the folder, with its bytes or why they cannot be read.
 
     Other YAML files are left alone. A folder that cannot be searched comes like a manifest that
@@ -50,43 +50,38 @@ def manifests_in(folder: Path) -> Iterator[tuple[Path, ManifestText]]:
     for path, _ in yaml_files(folder, closed):
         text = read_manifest(path)
         if text is not None:
-            yield path, text
+            yield path, text.content
     for error in closed:
-        yield Path(error.filename), ManifestText(error)
+        yield Path(error.filename), error
 
 
 def yaml_files(folder: Path, closed: list[OSError]) -> Iterator[tuple[Path, Path]]:
     """Yields every YAML file below the folder, and where its folder lies, without links; always in
     the same order.
 
-    Names that start with a dot or with ``__`` are passed over. Each folder is searched once: by its
-    own name if there is a way to it without links, so that nobody's link takes it over; else by
-    that of a link in a folder above it, such as ``current`` beside ``.releases``; else by that of
-    the first link to it.
+    Names that start with a dot or with ``__`` are passed over. Each folder is searched once, by the
+    first path to it. Links that lead out of the folder that they lie in come last: they may not be
+    made by who owns what they lead to, and take no other path over.
 
     Args:
         closed: gets an error for each folder that cannot be searched.
     """
     seen: set[Path] = set()
-    # Paths of folders, each with the folder that has it, without links: first what lies below, then
-    # links to what lies below their own folder, then all other links, and what has become one.
-    below: list[tuple[str, Path | None]] = [(str(folder), None)]
-    links: deque[tuple[str, Path]] = deque()
-    outward: deque[tuple[str, None]] = deque()
+    # Paths of folders, each with the folder that has it, without links, and whether it is a link.
+    below: list[tuple[str, Path | None, bool]] = [(str(folder), None, False)]
+    outward: deque[tuple[str, None, bool]] = deque()
     # Not os.walk, which calls itself in Python 3.11: a thousand folders in each other would end it.
-    while below or links or outward:
-        from_links = not below and bool(links)
-        here, holder = (below.pop if below else (links or outward).popleft)()
+    while below or outward:
+        here, holder, is_link = below.pop() if below else outward.popleft()
         try:
-            real, folders, files, linked = _searched(here, holder, from_links, seen)
+            real, folders, files = _searched(here, holder, is_link, seen)
         except OSError as error:
             error.filename = here
             closed.append(error)
         except _LeadsOut:
-            outward.append((here, None))
+            outward.append((here, None, True))
         else:
-            below += ((join(here, name), real) for name in reversed(folders))
-            links += ((join(here, name), real) for name in linked)
+            below += ((join(here, name), real, link) for name, link in reversed(folders))
             for name in files:
                 path = Path(here, name)
                 if may_be_read(path):
@@ -99,8 +94,8 @@ class _LeadsOut(Exception):
 
 def _searched(
     here: str, holder: Path | None, is_link: bool, seen: set[Path]
-) -> tuple[Path, list[str], list[str], list[str]]:
-    """Where a folder lies, and the names of folders, YAML files and links to folders in it.
+) -> tuple[Path, list[tuple[str, bool]], list[str]]:
+    """Where a folder lies, the names of those in it, and which are links, and of YAML files.
 
     Nothing of one that was seen. By a descriptor: its name may lead elsewhere the next time.
 
@@ -116,12 +111,11 @@ def _searched(
     """
     opened = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        real = place_of(opened)
-        folders: list[str] = []
+        real = place_of_folder(opened)
+        folders: list[tuple[str, bool]] = []
         files: list[str] = []
-        linked: list[str] = []
         if real in seen:
-            return real, folders, files, linked
+            return real, folders, files
         if holder is not None and holder not in (real.parents if is_link else [real.parent]):
             raise _LeadsOut
         seen.add(real)
@@ -130,10 +124,10 @@ def _searched(
         for entry in found:
             if _is_folder(entry):
                 if not entry.name.startswith((".", "__")):
-                    (linked if entry.is_symlink() else folders).append(entry.name)
+                    folders.append((entry.name, entry.is_symlink()))
             elif entry.name.endswith((".yml", ".yaml")) and not entry.name.startswith("."):
                 files.append(entry.name)
-        return real, folders, files, linked
+        return real, folders, files
     finally:
         os.close(opened)
 
@@ -172,7 +166,7 @@ def read_manifest(path: Path) -> ManifestText | None:
         # The file is opened in the folder whose place is known, whatever becomes of its name.
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            real = place_of(folder)
+            real = place_of_folder(folder)
             opened = os.open(path.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         finally:
             os.close(folder)

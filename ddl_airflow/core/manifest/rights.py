@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple, TypeVar
 
 from pydantic import BeforeValidator, Field
 
+from ddl_airflow.core.errors import ManifestInvalid, ManifestIssue
 from ddl_airflow.core.manifest.document import child
+from ddl_airflow.core.manifest.folder import ManifestText, read_manifest
 from ddl_airflow.core.manifest.load import read_fields
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule
@@ -29,6 +33,8 @@ from ddl_airflow.core.manifest.values import Text
 from ddl_airflow.core.real_path import real_path
 
 SETTING = "[ddl] manifest_rights"
+_TRIES = 3
+_Looked = TypeVar("_Looked")
 
 
 class _Rights(Section):
@@ -96,18 +102,24 @@ class Rights:
     variables: tuple[str, ...] = ()
 
 
+class Place(NamedTuple):
+    """Where a manifest lay when it was read, without links, and the rights that it has by that."""
+
+    folder: Path
+    rights: Rights
+
+
+@dataclass(frozen=True)
 class RightsTable:
     """``[ddl] manifest_rights``, with the links on its folders' paths as they lead now.
 
-    Args:
-        entries: rights by the folder's path, as written.
+    Attributes:
+        entries: by the folder without links: its path as written, and the rights there. Without
+            those of which a link leads into the folder of another entry that is not above it:
+            whoever owns the link would have the rights of whoever owns that folder.
     """
 
-    def __init__(self, entries: Mapping[str, Rights]) -> None:
-        self._entries: dict[Path, tuple[str, Rights]] = {}
-        for name, entry in entries.items():
-            paths = tuple(map(real_path, entry.paths))
-            self._entries[real_path(name)] = (name, replace(entry, paths=paths))
+    entries: Mapping[Path, tuple[str, Rights]]
 
     @classmethod
     def read(cls, setting: str) -> RightsTable | None:
@@ -124,7 +136,25 @@ class RightsTable:
                 fix.
         """
         setting = setting.strip()
-        return cls(read_setting(setting, SETTING, _entries)) if setting else None
+        if not setting:
+            return None
+        written = read_setting(setting, SETTING, _entries)
+        leads = {name: real_path(name) for name in written}
+        names = defaultdict[Path, list[Path]](list)
+        for name, real in leads.items():
+            names[real].append(name)
+        return cls(
+            {
+                real: (str(name), _with_real_paths(written[name]))
+                for name, real in leads.items()
+                if name == real
+                or all(
+                    name.is_relative_to(other)
+                    for above in (real, *real.parents)
+                    for other in names.get(above, ())
+                )
+            }
+        )
 
     def of(self, folder: Path) -> Rights:
         """The rights of the manifests in a folder: of the nearest one above that is listed.
@@ -136,7 +166,7 @@ class RightsTable:
             No connections, paths and variables where the table says nothing of the folder.
         """
         found = self._nearest(folder)
-        return self._entries[found][1] if found else Rights()
+        return self.entries[found][1] if found else Rights()
 
     def domain(self, folder: Path, top: Path) -> str:
         """In what a link may be turned, as by git-sync, and the manifest behind it goes on.
@@ -149,23 +179,92 @@ class RightsTable:
             top: the folder of all manifests, without links.
 
         Returns:
-            The entry that the folder falls under, as written; of those in ``top`` without one of
-            their own ``.``; else the folder alone.
+            The entry that the folder falls under, as written; ``.`` in ``top`` where that is
+            none, or one of all that is in there; the folder alone elsewhere if it is none.
         """
         found = self._nearest(folder)
-        if found is not None and not top.is_relative_to(found):
-            return self._entries[found][0]
-        return "." if folder.is_relative_to(top) else str(folder)
+        if folder.is_relative_to(top) and (found is None or top.is_relative_to(found)):
+            return "."
+        return self.entries[found][0] if found else str(folder)
+
+    def says_the_same(self, other: RightsTable | None, folders: Iterable[Path]) -> bool:
+        """Whether each of the folders falls under the same entry in both."""
+
+        def entry(table: RightsTable, folder: Path) -> tuple[str, Rights] | None:
+            found = table._nearest(folder)
+            return table.entries[found] if found else None
+
+        return other is not None and all(entry(self, one) == entry(other, one) for one in folders)
 
     def _nearest(self, folder: Path) -> Path | None:
-        return next((one for one in (folder, *folder.parents) if one in self._entries), None)
+        return next((one for one in (folder, *folder.parents) if one in self.entries), None)
+
+
+def looked_up(
+    setting: str,
+    look: Callable[[], _Looked],
+    folder_of: Callable[[_Looked], Path | None],
+    source: str,
+) -> tuple[_Looked, RightsTable | None]:
+    """What is found in a folder, and the table, as the links on the paths of both led at once.
+
+    Args:
+        setting: as ``RightsTable.read`` has it.
+        look: finds it.
+        folder_of: where that lay, without links; None: nowhere.
+        source: names the manifest in messages.
+
+    Returns:
+        What was found; and the table, None where the site has none.
+
+    Raises:
+        ManifestError: as ``RightsTable.read``; or links have been turned each time.
+    """
+    before = RightsTable.read(setting)
+    for _ in range(_TRIES):
+        found = look()
+        if before is None:
+            return found, None
+        folder, after = folder_of(found), RightsTable.read(setting)
+        if before.says_the_same(after, [folder] if folder else []):
+            return found, after
+        before = after
+    message = f"links on its path, or on those of {SETTING}, are turned all the time"
+    raise ManifestInvalid(source, [ManifestIssue(0, "", message, "Leave them alone for a moment.")])
+
+
+def read_at_its_place(
+    path: Path, setting: str, source: str
+) -> tuple[bytes | OSError, Place | None]:
+    """A manifest's text, or why it cannot be read, and where it lies.
+
+    Args:
+        path: the manifest.
+        setting, source: as ``looked_up`` has them.
+
+    Raises:
+        ManifestError: as ``looked_up``.
+    """
+    text, table = looked_up(
+        setting,
+        lambda: read_manifest(path) or ManifestText(OSError(0, "it is no manifest any more")),
+        lambda found: found.folder,
+        source,
+    )
+    if table is None or text.folder is None:
+        return text.content, None
+    return text.content, Place(text.folder, table.of(text.folder))
+
+
+def _with_real_paths(rights: Rights) -> Rights:
+    return replace(rights, paths=tuple(map(real_path, rights.paths)))
 
 
 @lru_cache(1)
-def _entries(text: bytes, source: str) -> Mapping[str, Rights]:
+def _entries(text: bytes, source: str) -> Mapping[Path, Rights]:
     table = read_fields(_Table, text, source, _RULES)
     return {
-        name: Rights(
+        Path(os.path.normpath(name)): Rights(
             entry.connections, tuple(map(Path, entry.paths)), entry.launchers, entry.variables
         )
         for name, entry in table.rights.items()

@@ -664,10 +664,10 @@ def test_a_folder_that_becomes_a_link_gives_no_other_rights(
     for one in (bundle, pinned):
         error = parsed(one)["guests/sub/manifest.yml.py"]
         assert isinstance(error, str) and "Wait until the bundle is refreshed; for a run" in error
-        said = f"its folder leads to {teams}/vision now, whose rights ([ddl] manifest_rights) are "
-        assert (
-            f"guests/sub/manifest.yml: {said}not those of the folder in which it was read" in error
+        said = (
+            f"guests/sub/manifest.yml: its folder leads to {teams}/vision now, and not where its "
         )
+        assert f"{said}rights ([ddl] manifest_rights) were looked up when it was read" in error
     bundle.refresh()
     assert "guests/sub/manifest.yml.py" not in stubs(bundle)
     assert NO_RIGHT in parsed(bundle).pop("guests/before/manifest.yml.py")
@@ -713,7 +713,7 @@ def test_a_folder_that_is_swapped_during_the_parse_gives_no_other_rights(
     of_vision(write_manifest(teams / "guests" / "sub", "guest"))
     write_manifest(teams / "guests" / "plain", "plain")
     bundle.refresh()
-    look = ddl_airflow.dag._folder_now
+    look = ddl_airflow.dag._place_now
 
     def swapped(folder, path, *more):
         found = look(folder, path, *more)
@@ -723,7 +723,7 @@ def test_a_folder_that_is_swapped_during_the_parse_gives_no_other_rights(
             sub.symlink_to("../vision")
         return found
 
-    monkeypatch.setattr(ddl_airflow.dag, "_folder_now", swapped)
+    monkeypatch.setattr(ddl_airflow.dag, "_place_now", swapped)
     found = parsed(bundle)
     assert NO_RIGHT in found["guests/sub/manifest.yml.py"]
     said = f"{teams}/vision/data is not a folder for manifests in {teams}/guests/plain"
@@ -776,33 +776,97 @@ def test_a_synced_repository_keeps_its_rights_for_the_newest_stubs_and_for_open_
     check()
 
 
+@pytest.mark.parametrize("link", [".", "repo"])
 def test_a_link_that_is_turned_while_manifests_are_read_leaves_them_their_rights(
-    make_bundle, tmp_path, folder, write_manifest, monkeypatch
+    make_bundle, tmp_path, folder, write_manifest, monkeypatch, link
 ):
-    folder.rmdir()
-    states = tmp_path / ".worktrees"
+    if link == ".":
+        folder.rmdir()
+    states, turned = tmp_path / ".worktrees", folder / link
     for commit in ("1", "2"):
         for name in ("a", "b"):
             of_vision(write_manifest(states / commit / name, name))
-    sync(folder, states / "1")
-    rights = {"rights": {str(folder): {"connections": ["vision_s3"]}}}
+    sync(turned, states / "1")
+    rights = {"rights": {str(turned): {"connections": ["vision_s3"]}}}
     monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", json.dumps(rights))
-    read = ddl_airflow.bundle.read_manifest
+    read, turns = ddl_airflow.bundle.read_manifest, []
+    bundle = make_bundle()
+    bundle.initialize()
+    version = version_of(bundle)
 
     def turning(path):
         found = read(path)
-        if folder.readlink().name == "1":
-            sync(folder, states / "2")
+        if not turns:
+            turns.append(path)
+            sync(turned, states / "2")
         return found
 
     monkeypatch.setattr(ddl_airflow.bundle, "read_manifest", turning)
-    bundle = make_bundle()
-    bundle.initialize()
+    for path in (states / "1").rglob("*.yml"):
+        os.utime(path, (1e9, 1e9))
+    bundle.refresh()
+    assert turns and version_of(bundle) == version
     shutil.rmtree(states / "1")
     pinned = make_bundle(version_of(bundle))
     pinned.initialize()
     for one in (bundle, pinned):
         assert sorted(dag.dag_id for dag in parsed(one).values()) == ["a", "b"]
+
+
+def test_links_of_who_owns_what_they_lead_to_name_it_as_they_did(bundle, folder, write_manifest):
+    """Each release would else move the DAGs behind ``current -> releases/5``."""
+    for name in ("5", "6"):
+        write_manifest(folder / "team" / "releases" / name, f"r{name}")
+    (folder / "team" / "current").symlink_to("releases/5")
+    bundle.refresh()
+    first = ["team/current/manifest.yml.py", "team/releases/6/manifest.yml.py"]
+    assert sorted(stubs(bundle)) == first
+    sync(folder / "team" / "current", folder / "team" / "releases" / "6")
+    bundle.refresh()
+    other = ["team/current/manifest.yml.py", "team/releases/5/manifest.yml.py"]
+    assert sorted(stubs(bundle)) == other
+
+
+def test_a_link_that_is_turned_between_names_of_one_file_is_looked_up_anew(
+    bundle, tmp_path, folder, write_manifest, monkeypatch
+):
+    """As ``rsync --link-dest`` makes a release: nothing of the file itself tells."""
+    path = write_manifest(tmp_path / "1", "released")
+    os.utime(path, (1e9, 1e9))
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / path.name).hardlink_to(path)
+    monkeypatch.setattr("ddl_airflow.core.manifest.folder._SETTLED_S", -1)
+    monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", '{"rights": {}}')
+    (folder).mkdir(exist_ok=True)
+    sync(folder / "current", tmp_path / "1")
+    bundle.refresh()
+    sync(folder / "current", tmp_path / "2")
+    assert isinstance(parsed(bundle)["current/manifest.yml.py"], str)
+    bundle.refresh()
+    assert parsed(bundle)["current/manifest.yml.py"].dag_id == "released"
+
+
+def test_listings_of_manifests_without_links_are_read_by_an_earlier_state(
+    bundle, folder, write_manifest, monkeypatch
+):
+    write_manifest(folder / "a", "a")
+    write_manifest(folder / ".b", "b")
+    (folder / "b").symlink_to(".b")
+    bundle.refresh()
+    assert {len(entry) for entry in listing_of(bundle).values()} == {5}
+    monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", '{"rights": {}}')
+    version = version_of(bundle)
+    bundle.refresh()
+    assert {name: len(one) for name, one in listing_of(bundle).items()} == {
+        "a/manifest.yml": 5,
+        "b/manifest.yml": 6,
+    }
+    assert version_of(bundle) != version
+
+
+def listing_of(bundle: ManifestBundle) -> dict[str, list[object]]:
+    path = bundle.base_dir / "listings" / f"{version_of(bundle)}.json"
+    return json.loads(path.read_bytes())
 
 
 def test_a_link_that_leads_to_another_folder_takes_its_rights_at_the_next_refresh(
@@ -866,30 +930,62 @@ def test_stubs_of_before_there_were_domains_have_the_rights_of_their_own_path_al
     monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", json.dumps(rights))
     found = parsed(bundle)
     assert found["plain/manifest.yml.py"].dag_id == "plain"
-    assert "are not those of the folder in which it was read" in found["current/manifest.yml.py"]
+    assert "were looked up when it was read" in found["current/manifest.yml.py"]
     bundle.refresh()
     assert all(not isinstance(one, str) for one in parsed(bundle).values())
     pinned = make_bundle(began_with)
     pinned.initialize()
-    assert (
-        "are not those of the folder in which it was read"
-        in parsed(pinned)["current/manifest.yml.py"]
-    )
+    assert "were looked up when it was read" in parsed(pinned)["current/manifest.yml.py"]
 
 
-def test_the_dag_of_a_manifest_that_is_gone_keeps_its_rights(bundle, teams, write_manifest, runs):
-    """Its folder is gone, too, and its open runs go on."""
-    for name in ("vision/a", "vision/.b"):
-        of_vision(write_manifest(teams / name, name[-1]))
-    (teams / "vision" / "b").symlink_to(".b")
+@pytest.mark.parametrize("how", ["gone", "closed"])
+def test_a_dag_behind_a_link_keeps_its_rights_while_its_manifest_is_away(
+    bundle, teams, write_manifest, runs, monkeypatch, how
+):
+    """It is gone, and has open runs; or the folder of the link cannot be searched."""
+    (teams / "guests" / "x").mkdir(parents=True)
+    of_vision(write_manifest(teams / "vision" / ".b", "b"))
+    (teams / "guests" / "x" / "b").symlink_to(teams / "vision" / ".b")
     bundle.refresh()
-    runs("a", "running")
+    assert parsed(bundle)["guests/x/b/manifest.yml.py"].dag_id == "b"
     runs("b", "running")
-    shutil.rmtree(teams / "vision" / "a")
-    shutil.rmtree(teams / "vision" / ".b")
-    (teams / "vision" / "b").unlink()
+    if how == "gone":
+        (teams / "vision" / ".b" / "manifest.yml").unlink()
+    else:
+        scandir = os.scandir
+
+        def refused(opened):
+            if isinstance(opened, int) and place_of(opened) == teams / "guests" / "x":
+                raise PermissionError(errno.EACCES, "Permission denied", opened)
+            return scandir(opened)
+
+        monkeypatch.setattr("os.scandir", refused)
     bundle.refresh()
-    assert {dag.dag_id for dag in parsed(bundle).values()} == {"vision", "a", "b"}
+    monkeypatch.undo() if how == "closed" else None
+    rights = {"rights": {str(teams / "vision"): {"connections": ["vision_s3"]}}}
+    monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", json.dumps(rights))
+    assert parsed(bundle)["guests/x/b/manifest.yml.py"].dag_id == "b"
+
+
+def test_a_folder_behind_a_link_that_cannot_be_searched_says_why(
+    bundle, teams, tmp_path, write_manifest, monkeypatch
+):
+    """And not that it leads elsewhere, which would end never."""
+    write_manifest(tmp_path / "far" / "in", "far")
+    (teams / "guests").mkdir()
+    (teams / "guests" / "b").symlink_to(tmp_path / "far")
+    scandir = os.scandir
+
+    def refused(opened):
+        if isinstance(opened, int) and place_of(opened) == tmp_path / "far" / "in":
+            raise PermissionError(errno.EACCES, "Permission denied", opened)
+        return scandir(opened)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.scandir", refused)
+        bundle.refresh()
+    error = parsed(bundle)["guests/b/in.py"]
+    assert error == "guests/b/in: cannot be read: Permission denied. Correct its permissions."
 
 
 def test_the_error_of_a_manifest_with_open_runs_stays(bundle, folder, write_manifest, runs):

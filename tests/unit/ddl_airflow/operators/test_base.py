@@ -17,6 +17,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from ddl_airflow.core.errors import (
     JobLost,
+    ManifestInvalid,
     SettingInvalid,
     SourceMissing,
     StagingError,
@@ -24,6 +25,7 @@ from ddl_airflow.core.errors import (
 )
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.load import load_manifest
+from ddl_airflow.core.manifest.rights import Place, Rights
 from ddl_airflow.core.plan import Step, TrainStep
 from ddl_airflow.lineage.record import fixed_run, write_part
 from ddl_airflow.manifest_dag import dag_from
@@ -372,6 +374,44 @@ def test_a_command_with_dates_in_a_run_without_any_fails_before_data_are_fetched
         dag = dag_from(load_manifest(path), path)
         assert run_task(dag.get_task("stage_data")).state == "success"
         path.write_text(path.read_text().replace(other, "{{ ds }}"))
+
+
+def test_scripts_of_a_folder_that_became_a_link_after_the_parse_are_not_copied(
+    tmp_path, workspace, write_manifest, run_task, monkeypatch
+):
+    """What the manifest may read was decided of the folder that was there then."""
+    vision, guest, data = (
+        tmp_path / "dags" / "vision",
+        tmp_path / "dags" / "guest",
+        tmp_path / "d",
+    )
+    entry = {"paths": [str(data)]}
+    rights = {"rights": {str(vision): {}, str(guest): entry}}
+    monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", json.dumps(rights))
+    write_manifest(vision, "vision")
+    (vision / "secret.py").write_text("key = 1\n")
+    path = write_manifest(guest, "guest")
+    path.write_text(path.read_text().replace("./", f"{data}/"))
+    (data / "data").mkdir(parents=True)
+    (data / "data" / "a").write_text("1")
+    task = dag_from(load_manifest(path), path).get_task("stage_data")
+    assert task.step.dataset.within == (guest, data)
+    # Not the folder of another moment, where somebody has looked already.
+    place = Place(guest, Rights())
+    other = dag_from(
+        load_manifest(path), vision / path.name, place=Place(vision, Rights((), (data,)))
+    )
+    assert other.get_task("stage_data").step.dataset.within == (vision, data)
+    with pytest.raises(ManifestInvalid, match="is not a folder for manifests in"):
+        dag_from(load_manifest(path), path, place=place)
+    guest.rename(tmp_path / "before")
+    guest.symlink_to("vision")
+    done = run_task(task)
+    assert done.state == "up_for_retry"  # git-sync may have turned a link just then
+    assert f"code: {guest} leads to {vision}, out of {guest}, {data}. Put the scripts" in str(
+        done.error
+    )
+    assert not list(workspace.rglob("secret.py"))
 
 
 def test_a_date_of_dag_run_is_no_word_of_a_command_where_the_run_has_none(

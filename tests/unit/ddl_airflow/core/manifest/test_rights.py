@@ -7,7 +7,7 @@ import pytest
 
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest.load import load_manifest
-from ddl_airflow.core.manifest.rights import Rights, RightsTable, beyond
+from ddl_airflow.core.manifest.rights import Rights, RightsTable, beyond, looked_up
 
 MANIFEST = """\
 model_definition:
@@ -130,7 +130,7 @@ def test_a_domain_is_an_entry_those_without_one_or_a_folder_alone(tmp_path):
         (states / commit / "vision").mkdir(parents=True)
     (top / "repo").symlink_to(".worktrees/1")
     vision, far = str(top / "repo" / "vision"), str(tmp_path / "far")
-    setting = table(**{vision: {}, far: {}, "/": {}, str(top): {}})
+    setting = table(**{f"{vision}/": {}, far: {}, "/": {}, str(top): {}})
 
     def domain(folder: Path) -> str:
         found = RightsTable.read(setting)
@@ -143,7 +143,61 @@ def test_a_domain_is_an_entry_those_without_one_or_a_folder_alone(tmp_path):
     (top / "repo").symlink_to(".worktrees/2")  # the table is as it was, and is read anew
     assert domain(states / "2" / "vision" / "a") == vision
     assert domain(Path(far, "a")) == far
+    assert domain(tmp_path / "farther") == "/"
+    setting = table(**{vision: {}})
     assert domain(tmp_path / "farther") == str(tmp_path / "farther")
+
+
+def test_no_link_takes_an_entry_into_the_folder_of_another(tmp_path):
+    """Whoever owns a folder above may put one where the entry's own folder was."""
+    top = tmp_path / "dags"
+    for name in ("guest", "vision/sub", ".worktrees/1/a"):
+        (top / name).mkdir(parents=True)
+    (top / "guest" / "jobs").symlink_to("../vision/sub")
+    (top / "guest" / "all").symlink_to("../vision")
+    (top / "repo").symlink_to(".worktrees/1")
+    vision = Rights(("vision_s3",))
+    entries = {
+        str(top / "vision"): {"connections": ["vision_s3"]},
+        str(top / "guest" / "jobs"): {},
+        str(top / "guest" / "all"): {"connections": ["guest_s3"]},
+        str(top / "repo"): {},
+        str(top / "repo" / "a"): {"connections": ["a"]},
+        str(top): {"connections": ["common"]},
+    }
+    for turn in range(len(entries)):
+        names = list(entries)[turn:] + list(entries)[:turn]
+        setting = table(**{name: entries[name] for name in names})
+        assert rights_of(setting, top / "vision" / "sub") == vision
+        assert rights_of(setting, top / "vision") == vision
+        assert rights_of(setting, top / "guest").connections == ("common",)
+        assert rights_of(setting, top / ".worktrees" / "1" / "a").connections == ("a",)
+        assert rights_of(setting, top / ".worktrees" / "1" / "b").connections == ()
+
+
+def test_a_table_whose_links_are_turned_while_a_manifest_is_read_is_read_again(tmp_path):
+    """Else it would fall under a wider entry, between two states of a repository."""
+    for commit in ("1", "2"):
+        (tmp_path / commit / "guests").mkdir(parents=True)
+    repo = tmp_path / "repo"
+    repo.symlink_to("1")
+    entries = {str(tmp_path): {"connections": ["*"]}, str(repo / "guests"): {}}
+    turns = []
+
+    def look() -> Path:
+        if len(turns) < most:
+            turns.append(repo.readlink().name)
+            repo.unlink()
+            repo.symlink_to("2" if turns[-1] == "1" else "1")
+        return (repo / "guests").resolve()
+
+    for most in (0, 1, 2):
+        folder, found = looked_up(table(**entries), look, lambda found: found, "m.yml")
+        assert found is not None and found.of(folder) == Rights() and len(turns) == most
+        turns.clear()
+    most = 9
+    with pytest.raises(ManifestError, match="m.yml: links on its path, or on those of .ddl. manif"):
+        looked_up(table(**entries), look, lambda found: found, "m.yml")
 
 
 def test_connections_are_those_of_the_list(found):
