@@ -63,7 +63,7 @@ from ddl_airflow.core.manifest.load import load_manifest_text, without_keys
 from ddl_airflow.core.manifest.rights import RightsTable
 from ddl_airflow.core.manifest.sections.schedule import DATA_CHANGE
 from ddl_airflow.core.manifest.site import compute_table
-from ddl_airflow.core.real_path import real_path
+from ddl_airflow.core.real_path import holder_of_link, real_path
 
 _STUB = '''\
 """The Airflow DAG of a manifest. Generated: change the manifest, not this."""
@@ -273,10 +273,10 @@ class ManifestBundle(BaseDagBundle):
             by_path[folder / path.name] = name
             found[name] = read
             # The others stay where they lie.
-            if rights and read.folder and read.folder != (top / name).parent:
+            if read.folder and read.folder != (top / name).parent:
                 behind_links.append(read.folder)
-                entry = read.entry._replace(domain=rights.domain(read.folder, top))
-                found[name] = read._replace(entry=entry)
+                domain = self._domain(read, name, top, rights, kept)
+                found[name] = read._replace(entry=read.entry._replace(domain=domain))
         turned = real_path(self._folder) != top or (
             rights is not None and not rights.says_the_same(_rights_table(), behind_links)
         )
@@ -313,6 +313,26 @@ class ManifestBundle(BaseDagBundle):
         if hold:
             self._hold(kept, listing, names)
         return listing, names
+
+    @staticmethod
+    def _domain(
+        read: _Read, name: str, top: Path, rights: RightsTable | None, kept: _Listing
+    ) -> str:
+        """The domain of a manifest behind a link.
+
+        Args:
+            read: what was read of it.
+            name: its path in the bundle's folder.
+            top: that folder, without links.
+            rights: the table; None if there is none, or one that cannot be read.
+            kept: the manifests as they were.
+        """
+        if rights is not None and read.folder is not None:
+            return rights.domain(read.folder, top, holder_of_link(top, Path(name).parent))
+        if not conf.get("ddl", "manifest_rights", fallback="").strip():
+            return ""
+        before = kept.get(name)  # who has written that text has not changed
+        return before.domain if before and before.text == read.entry.text else ""
 
     def _hold(
         self, kept: _Listing, listing: dict[str, _Entry], names: Mapping[str, Sequence[str]]

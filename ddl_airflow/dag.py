@@ -10,7 +10,8 @@ import hashlib
 import logging
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +21,14 @@ from airflow.sdk import DAG, get_parsing_context
 from ddl_airflow.airflow_internals import DagThatIsNotStored
 from ddl_airflow.core.collector import without_collector
 from ddl_airflow.core.errors import ManifestError, ManifestInvalid, ManifestIssue
-from ddl_airflow.core.manifest.folder import label, manifests_in, may_have_dag_id
-from ddl_airflow.core.manifest.rights import SETTING, Place, looked_up, read_at_its_place
+from ddl_airflow.core.manifest.folder import ManifestText, label, manifests_in, may_have_dag_id
+from ddl_airflow.core.manifest.rights import (
+    SETTING,
+    Place,
+    RightsTable,
+    looked_up,
+    read_at_its_place,
+)
 from ddl_airflow.core.real_path import real_path, real_path_in
 from ddl_airflow.manifest_dag import ManifestDag, Settings
 from ddl_airflow.manifest_file import ManifestFile
@@ -69,13 +76,16 @@ def dags_from(folder: str | Path) -> dict[str, DAG]:
     loaded: dict[str, list[ManifestFile]] = defaultdict(list)
     broken: list[ManifestError] = []
     settings = Settings.read(for_many=wanted is None)
-    for path, content in manifests_in(folder):
+    texts, table = _read_with_rights(folder, settings.rights)
+    for path, text in texts:
+        content, place = text.content, None
         if isinstance(content, bytes) and wanted and not may_have_dag_id(content, wanted):
             continue
         try:
             source = label(path.relative_to(folder).as_posix())
-            place = None
-            if settings.rights and isinstance(content, bytes):
+            if table is not None and text.folder is not None:
+                place = Place(text.folder, table.of(text.folder))
+            elif settings.rights and isinstance(content, bytes):
                 content, place = read_at_its_place(path, settings.rights, source)
             file = ManifestFile.of(path, source, content, settings, place)
         except ManifestError as error:
@@ -108,6 +118,26 @@ def dags_from(folder: str | Path) -> dict[str, DAG]:
         for problem in broken:
             _log.error("%s", problem)
     return dags
+
+
+def _read_with_rights(
+    folder: Path, setting: str
+) -> tuple[Iterable[tuple[Path, ManifestText]], RightsTable | None]:
+    """The manifests below a folder, and the table of rights as it was when they were read.
+
+    Returns:
+        None for the table if the site has none, or each manifest is to be looked up alone: it
+        cannot be read, or somebody turns links all the time.
+    """
+    if setting:
+        with suppress(ManifestError):
+            return looked_up(
+                setting,
+                lambda: list(manifests_in(folder)),
+                lambda found: [text.folder for _, text in found if text.folder],
+                "",
+            )
+    return manifests_in(folder), None
 
 
 def dag_of_stub(
@@ -182,10 +212,10 @@ def _place_now(folder: str, path: str, domain: str, setting: str) -> Place | Non
         except OSError:  # it is gone, and the DAG is there for its open runs
             return real_path(folder), real_path(Path(folder, parent))
 
-    (top, now), table = looked_up(setting, look, lambda found: found[1], label(path))
+    (top, now), table = looked_up(setting, look, lambda found: [found[1]], label(path))
     if table is None:
         return None
-    if domain == table.domain(now, top) if domain else now == top / parent:
+    if table.in_domain(domain, now, top) if domain else now == top / parent:
         return Place(now, table.of(now))
     message = (
         f"its folder leads to {label(str(now))} now, and not where its rights ({SETTING}) were "

@@ -47,8 +47,6 @@ from ddl_airflow.core.manifest.folder import (
     state_of,
 )
 from ddl_airflow.core.manifest.load import without_keys
-from ddl_airflow.core.manifest.rights import read_at_its_place
-from ddl_airflow.manifest_dag import Settings
 from ddl_airflow.manifest_file import ManifestFile
 
 try:
@@ -252,11 +250,7 @@ class ManifestImporter(AbstractDagImporter[Any]):  # type: ignore[misc]
         within = path.is_relative_to(bundle.path) and path != bundle.path
         source = label(path.relative_to(bundle.path).as_posix() if within else path.name)
         try:
-            settings = Settings.read()
-            content, place = text.content, None
-            if settings.rights and isinstance(content, bytes):
-                content, place = read_at_its_place(path, settings.rights, source)
-            file = ManifestFile.of(path, source, content, settings, place)
+            file = ManifestFile.at_its_place(path, source, text.content)
             if others := self._also_claiming(file, bundle.path):
                 raise file.claimed_by(others)
             result.dags.append(file.dag(None, in_documentation=False))

@@ -259,7 +259,7 @@ def _changed_data(steps: Plan) -> Asset:
 
 def _place_now(path: Path, setting: str, source: str) -> Place | None:
     folder, table = looked_up(
-        setting, lambda: real_path(path.parent.absolute()), lambda found: found, source
+        setting, lambda: real_path(path.parent.absolute()), lambda found: [found], source
     )
     return Place(folder, table.of(folder)) if table else None
 

@@ -16,7 +16,7 @@ from ddl_airflow.core.errors import (
 from ddl_airflow.core.manifest.folder import KEYS_FORGOTTEN, label, shared_dag_id
 from ddl_airflow.core.manifest.load import load_manifest_text
 from ddl_airflow.core.manifest.model import Manifest
-from ddl_airflow.core.manifest.rights import Place
+from ddl_airflow.core.manifest.rights import Place, read_at_its_place
 from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.manifest_dag import ManifestDag, Settings, dag_from
 
@@ -76,6 +76,14 @@ class ManifestFile:
             fix = "Report this; the traceback is in the log of Airflow's DAG processor."
             raise ManifestInvalid(source, [ManifestIssue(0, "", message, fix)]) from error
         return cls(path, source, content.decode(), manifest, settings, place)
+
+    @classmethod
+    def at_its_place(cls, path: Path, source: str, content: bytes | OSError) -> ManifestFile:
+        """As ``of``, with its place; read once more for that, where manifests have rights."""
+        settings, place = Settings.read(), None
+        if settings.rights and isinstance(content, bytes):
+            content, place = read_at_its_place(path, settings.rights, source)
+        return cls.of(path, source, content, settings, place)
 
     @property
     def warnings(self) -> list[str]:

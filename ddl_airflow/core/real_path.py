@@ -66,6 +66,22 @@ def real_path_in(top: str | Path, name: str | Path) -> tuple[Path, Path]:
         os.close(opened)
 
 
+def holder_of_link(top: Path, name: Path) -> Path:
+    """Returns the folder of the first link on a path; the one that the path ends in if there is
+    none.
+
+    Args:
+        top: where the path begins, without links.
+        name: the path from there.
+    """
+    here = top
+    for part in name.parts:
+        if real_path(here / part) != here / part:
+            return here
+        here = here / part
+    return here
+
+
 def _real(path: str | Path, folder: int | None = None) -> Path:
     opened = os.open(path, _FLAGS, dir_fd=folder)
     try:

@@ -40,7 +40,7 @@ class ManifestText(NamedTuple):
     mode: int = 0
 
 
-def manifests_in(folder: Path) -> Iterator[tuple[Path, bytes | OSError]]:
+def manifests_in(folder: Path) -> Iterator[tuple[Path, ManifestText]]:
     """Yields every manifest below the folder, with its bytes or why they cannot be read.
 
     Other YAML files are left alone. A folder that cannot be searched comes like a manifest that
@@ -50,9 +50,9 @@ def manifests_in(folder: Path) -> Iterator[tuple[Path, bytes | OSError]]:
     for path, _ in yaml_files(folder, closed):
         text = read_manifest(path)
         if text is not None:
-            yield path, text.content
+            yield path, text
     for error in closed:
-        yield Path(error.filename), error
+        yield Path(error.filename), ManifestText(error)
 
 
 def yaml_files(folder: Path, closed: list[OSError]) -> Iterator[tuple[Path, Path]]:

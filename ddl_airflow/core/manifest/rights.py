@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -114,9 +113,9 @@ class RightsTable:
     """``[ddl] manifest_rights``, with the links on its folders' paths as they lead now.
 
     Attributes:
-        entries: by the folder without links: its path as written, and the rights there. Without
-            those of which a link leads into the folder of another entry that is not above it:
-            whoever owns the link would have the rights of whoever owns that folder.
+        entries: by the folder without links: its path as written, and the rights there, as
+            written. Of two that lead to one folder the one that is written without links, else
+            the last.
     """
 
     entries: Mapping[Path, tuple[str, Rights]]
@@ -140,21 +139,8 @@ class RightsTable:
             return None
         written = read_setting(setting, SETTING, _entries)
         leads = {name: real_path(name) for name in written}
-        names = defaultdict[Path, list[Path]](list)
-        for name, real in leads.items():
-            names[real].append(name)
-        return cls(
-            {
-                real: (str(name), _with_real_paths(written[name]))
-                for name, real in leads.items()
-                if name == real
-                or all(
-                    name.is_relative_to(other)
-                    for above in (real, *real.parents)
-                    for other in names.get(above, ())
-                )
-            }
-        )
+        in_order = sorted(written, key=lambda name: leads[name] == name)
+        return cls({leads[name]: (str(name), written[name]) for name in in_order})
 
     def of(self, folder: Path) -> Rights:
         """The rights of the manifests in a folder: of the nearest one above that is listed.
@@ -166,9 +152,12 @@ class RightsTable:
             No connections, paths and variables where the table says nothing of the folder.
         """
         found = self._nearest(folder)
-        return self.entries[found][1] if found else Rights()
+        if found is None:
+            return Rights()
+        rights = self.entries[found][1]
+        return replace(rights, paths=tuple(map(real_path, rights.paths)))
 
-    def domain(self, folder: Path, top: Path) -> str:
+    def domain(self, folder: Path, top: Path, holder: Path) -> str:
         """In what a link may be turned, as by git-sync, and the manifest behind it goes on.
 
         Whoever owns a folder may put a link in its place, to what is not theirs. So the text of a
@@ -177,15 +166,36 @@ class RightsTable:
         Args:
             folder: where the manifest lies, without links.
             top: the folder of all manifests, without links.
+            holder: the folder of the first link on the way from there, without links.
 
         Returns:
-            The entry that the folder falls under, as written; ``.`` in ``top`` where that is
-            none, or one of all that is in there; the folder alone elsewhere if it is none.
+            The entry that the folder falls under, as written; if that is none, or in ``top`` one
+            of all in there, the folder of the link, from ``.`` on, or the folder itself if the
+            link leads out of that.
         """
+        if entry := self._own_entry(folder, top):
+            return entry
+        if folder.is_relative_to(holder):
+            return f"./{holder.relative_to(top).as_posix()}"
+        return str(folder)
+
+    def in_domain(self, domain: str, folder: Path, top: Path) -> bool:
+        """Whether a manifest that was read in a domain goes on where its folder is now.
+
+        Args:
+            domain: as ``domain`` had it.
+            folder, top: as ``domain`` has them.
+        """
+        entry = self._own_entry(folder, top)
+        if domain.startswith("."):
+            return entry is None and folder.is_relative_to(top / domain)
+        return domain in (entry, str(folder))
+
+    def _own_entry(self, folder: Path, top: Path) -> str | None:
         found = self._nearest(folder)
-        if folder.is_relative_to(top) and (found is None or top.is_relative_to(found)):
-            return "."
-        return self.entries[found][0] if found else str(folder)
+        if found is None or (folder.is_relative_to(top) and top.is_relative_to(found)):
+            return None
+        return self.entries[found][0]
 
     def says_the_same(self, other: RightsTable | None, folders: Iterable[Path]) -> bool:
         """Whether each of the folders falls under the same entry in both."""
@@ -203,7 +213,7 @@ class RightsTable:
 def looked_up(
     setting: str,
     look: Callable[[], _Looked],
-    folder_of: Callable[[_Looked], Path | None],
+    folders_of: Callable[[_Looked], Iterable[Path]],
     source: str,
 ) -> tuple[_Looked, RightsTable | None]:
     """What is found in a folder, and the table, as the links on the paths of both led at once.
@@ -211,7 +221,7 @@ def looked_up(
     Args:
         setting: as ``RightsTable.read`` has it.
         look: finds it.
-        folder_of: where that lay, without links; None: nowhere.
+        folders_of: where that lay, without links.
         source: names the manifest in messages.
 
     Returns:
@@ -225,8 +235,8 @@ def looked_up(
         found = look()
         if before is None:
             return found, None
-        folder, after = folder_of(found), RightsTable.read(setting)
-        if before.says_the_same(after, [folder] if folder else []):
+        after = RightsTable.read(setting)
+        if before.says_the_same(after, folders_of(found)):
             return found, after
         before = after
     message = f"links on its path, or on those of {SETTING}, are turned all the time"
@@ -248,7 +258,7 @@ def read_at_its_place(
     text, table = looked_up(
         setting,
         lambda: read_manifest(path) or ManifestText(OSError(0, "it is no manifest any more")),
-        lambda found: found.folder,
+        lambda found: [found.folder] if found.folder else [],
         source,
     )
     if table is None or text.folder is None:
@@ -256,15 +266,11 @@ def read_at_its_place(
     return text.content, Place(text.folder, table.of(text.folder))
 
 
-def _with_real_paths(rights: Rights) -> Rights:
-    return replace(rights, paths=tuple(map(real_path, rights.paths)))
-
-
 @lru_cache(1)
 def _entries(text: bytes, source: str) -> Mapping[Path, Rights]:
     table = read_fields(_Table, text, source, _RULES)
     return {
-        Path(os.path.normpath(name)): Rights(
+        Path(os.path.normpath(f"/{name.lstrip('/')}")): Rights(
             entry.connections, tuple(map(Path, entry.paths)), entry.launchers, entry.variables
         )
         for name, entry in table.rights.items()

@@ -967,6 +967,38 @@ def test_a_dag_behind_a_link_keeps_its_rights_while_its_manifest_is_away(
     assert parsed(bundle)["guests/x/b/manifest.yml.py"].dag_id == "b"
 
 
+def test_a_table_that_cannot_be_read_for_a_moment_leaves_links_as_they_were(
+    make_bundle, bundle, teams, write_manifest, monkeypatch
+):
+    (teams / "guests").mkdir()
+    of_vision(write_manifest(teams / "vision" / ".b", "b"))
+    (teams / "guests" / "b").symlink_to(teams / "vision" / ".b")
+    bundle.refresh()
+    version = version_of(bundle)
+    with monkeypatch.context() as patch:
+        patch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", str(teams / "gone.yml"))
+        bundle.refresh()
+        assert "gone.yml" in parsed(bundle)["guests/b/manifest.yml.py"]
+    assert version_of(bundle) == version
+    assert parsed(bundle)["guests/b/manifest.yml.py"].dag_id == "b"
+
+
+def test_a_link_within_a_folder_without_an_entry_is_turned_within_that_alone(
+    bundle, folder, write_manifest, monkeypatch
+):
+    """Else who has the folder would have the scripts, data and results of others."""
+    monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", '{"rights": {}}')
+    for name in ("guest/.1", "guest/.2", "audio"):
+        write_manifest(folder / name, name[-1])
+    link = folder / "guest" / "jobs"
+    sync(link, folder / "guest" / ".1")
+    bundle.refresh()
+    sync(link, folder / "guest" / ".2")
+    assert parsed(bundle)["guest/jobs/manifest.yml.py"].dag_id == "1"
+    sync(link, folder / "audio")
+    assert f"leads to {folder}/audio now" in parsed(bundle)["guest/jobs/manifest.yml.py"]
+
+
 def test_a_folder_behind_a_link_that_cannot_be_searched_says_why(
     bundle, teams, tmp_path, write_manifest, monkeypatch
 ):

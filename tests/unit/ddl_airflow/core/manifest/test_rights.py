@@ -123,56 +123,53 @@ def test_nor_does_a_chain_of_links(tmp_path, links):
     assert rights_of(table(**{chain: {"paths": [f"{chain}/a/../b"]}}), tmp_path) == Rights()
 
 
-def test_a_domain_is_an_entry_those_without_one_or_a_folder_alone(tmp_path):
+def test_a_domain_is_an_entry_the_folder_of_the_link_or_a_folder_alone(tmp_path):
     top = tmp_path / "dags"
     states = top / ".worktrees"
     for commit in ("1", "2"):
         (states / commit / "vision").mkdir(parents=True)
     (top / "repo").symlink_to(".worktrees/1")
-    vision, far = str(top / "repo" / "vision"), str(tmp_path / "far")
-    setting = table(**{f"{vision}/": {}, far: {}, "/": {}, str(top): {}})
+    vision, far = str(top / "repo" / "vision"), tmp_path / "far"
+    entries = {f"{vision}/": {}, str(far): {}, "/": {}, str(top): {}}
 
-    def domain(folder: Path) -> str:
-        found = RightsTable.read(setting)
+    def read() -> RightsTable:
+        found = RightsTable.read(table(**entries))
         assert found is not None
-        return found.domain(folder, top)
+        return found
+
+    def domain(folder: Path, holder: Path = top) -> str:
+        found = read().domain(folder, top, holder)
+        assert read().in_domain(found, folder, top)
+        return found
 
     assert domain(states / "1" / "vision" / "a") == vision
-    assert domain(states / "2" / "vision" / "a") == domain(top) == "."
+    assert domain(states / "2" / "vision" / "a") == domain(top) == "./."
     (top / "repo").unlink()
     (top / "repo").symlink_to(".worktrees/2")  # the table is as it was, and is read anew
     assert domain(states / "2" / "vision" / "a") == vision
-    assert domain(Path(far, "a")) == far
+    assert domain(far / "a") == str(far)
     assert domain(tmp_path / "farther") == "/"
-    setting = table(**{vision: {}})
+    assert domain(top / "guest" / ".real", top / "guest") == "./guest"
+    assert domain(top / "audio", top / "guest") == str(top / "audio")
+    assert not read().in_domain("./guest", top / "audio", top)
+    assert not read().in_domain("./guest", states / "2" / "vision", top)
+    assert not read().in_domain("./.", states / "2" / "vision", top)
+    assert not read().in_domain("/", top / "audio", top)
+    assert not read().in_domain(vision, top / "audio", top)
+    entries = {vision: {}}
     assert domain(tmp_path / "farther") == str(tmp_path / "farther")
+    assert not read().in_domain(str(tmp_path / "farther"), tmp_path / "farthest", top)
 
 
-def test_no_link_takes_an_entry_into_the_folder_of_another(tmp_path):
-    """Whoever owns a folder above may put one where the entry's own folder was."""
-    top = tmp_path / "dags"
-    for name in ("guest", "vision/sub", ".worktrees/1/a"):
-        (top / name).mkdir(parents=True)
-    (top / "guest" / "jobs").symlink_to("../vision/sub")
-    (top / "guest" / "all").symlink_to("../vision")
-    (top / "repo").symlink_to(".worktrees/1")
-    vision = Rights(("vision_s3",))
-    entries = {
-        str(top / "vision"): {"connections": ["vision_s3"]},
-        str(top / "guest" / "jobs"): {},
-        str(top / "guest" / "all"): {"connections": ["guest_s3"]},
-        str(top / "repo"): {},
-        str(top / "repo" / "a"): {"connections": ["a"]},
-        str(top): {"connections": ["common"]},
-    }
-    for turn in range(len(entries)):
-        names = list(entries)[turn:] + list(entries)[:turn]
-        setting = table(**{name: entries[name] for name in names})
-        assert rights_of(setting, top / "vision" / "sub") == vision
-        assert rights_of(setting, top / "vision") == vision
-        assert rights_of(setting, top / "guest").connections == ("common",)
-        assert rights_of(setting, top / ".worktrees" / "1" / "a").connections == ("a",)
-        assert rights_of(setting, top / ".worktrees" / "1" / "b").connections == ()
+def test_of_two_entries_of_one_folder_that_without_links_counts(tmp_path):
+    """Whoever owns a folder may make a link there, to a folder with an entry of its own."""
+    (tmp_path / "guest").mkdir()
+    (tmp_path / "vision").mkdir()
+    (tmp_path / "guest" / "all").symlink_to("../vision")
+    entries = {str(tmp_path / "vision"): {"connections": ["vision_s3"]}}
+    for one in ({str(tmp_path / "guest" / "all"): {}} | entries, entries):
+        entries |= {str(tmp_path / "guest" / "all"): {}}
+        assert rights_of(table(**one), tmp_path / "vision") == Rights(("vision_s3",))
 
 
 def test_a_table_whose_links_are_turned_while_a_manifest_is_read_is_read_again(tmp_path):
@@ -192,12 +189,12 @@ def test_a_table_whose_links_are_turned_while_a_manifest_is_read_is_read_again(t
         return (repo / "guests").resolve()
 
     for most in (0, 1, 2):
-        folder, found = looked_up(table(**entries), look, lambda found: found, "m.yml")
+        folder, found = looked_up(table(**entries), look, lambda found: [found], "m.yml")
         assert found is not None and found.of(folder) == Rights() and len(turns) == most
         turns.clear()
     most = 9
     with pytest.raises(ManifestError, match="m.yml: links on its path, or on those of .ddl. manif"):
-        looked_up(table(**entries), look, lambda found: found, "m.yml")
+        looked_up(table(**entries), look, lambda found: [found], "m.yml")
 
 
 def test_connections_are_those_of_the_list(found):
