@@ -63,7 +63,7 @@ from ddl_airflow.core.manifest.load import load_manifest_text, without_keys
 from ddl_airflow.core.manifest.rights import RightsTable
 from ddl_airflow.core.manifest.sections.schedule import DATA_CHANGE
 from ddl_airflow.core.manifest.site import compute_table
-from ddl_airflow.core.real_path import holder_of_link, real_path
+from ddl_airflow.core.real_path import first_link, real_path
 
 _STUB = '''\
 """The Airflow DAG of a manifest. Generated: change the manifest, not this."""
@@ -314,9 +314,8 @@ class ManifestBundle(BaseDagBundle):
             self._hold(kept, listing, names)
         return listing, names
 
-    @staticmethod
     def _domain(
-        read: _Read, name: str, top: Path, rights: RightsTable | None, kept: _Listing
+        self, read: _Read, name: str, top: Path, rights: RightsTable | None, kept: _Listing
     ) -> str:
         """The domain of a manifest behind a link.
 
@@ -328,7 +327,9 @@ class ManifestBundle(BaseDagBundle):
             kept: the manifests as they were.
         """
         if rights is not None and read.folder is not None:
-            return rights.domain(read.folder, top, holder_of_link(top, Path(name).parent))
+            parent = Path(name).parent
+            link = first_link(top, parent)
+            return rights.domain(read.folder, top, self._folder / parent, link)
         if not conf.get("ddl", "manifest_rights", fallback="").strip():
             return ""
         before = kept.get(name)  # who has written that text has not changed

@@ -29,7 +29,7 @@ from ddl_airflow.core.manifest.rights import (
     looked_up,
     read_at_its_place,
 )
-from ddl_airflow.core.real_path import real_path, real_path_in
+from ddl_airflow.core.real_path import FirstLink, first_link, real_path, real_path_in
 from ddl_airflow.manifest_dag import ManifestDag, Settings
 from ddl_airflow.manifest_file import ManifestFile
 
@@ -206,16 +206,20 @@ def _place_now(folder: str, path: str, domain: str, setting: str) -> Place | Non
     """
     parent = Path(path).parent
 
-    def look() -> tuple[Path, Path]:
+    def look() -> tuple[Path, Path, FirstLink | None]:
         try:
-            return real_path_in(folder, parent)
+            top, now = real_path_in(folder, parent)
         except OSError:  # it is gone, and the DAG is there for its open runs
-            return real_path(folder), real_path(Path(folder, parent))
+            top, now = real_path(folder), real_path(Path(folder, parent))
+        return top, now, first_link(top, parent) if domain else None
 
-    (top, now), table = looked_up(setting, look, lambda found: [found[1]], label(path))
+    (top, now, link), table = looked_up(setting, look, lambda found: [found[1]], label(path))
     if table is None:
         return None
-    if table.in_domain(domain, now, top) if domain else now == top / parent:
+    goes_on = now == top / parent
+    if domain:
+        goes_on = domain == table.domain(now, top, Path(folder, parent), link)
+    if goes_on:
         return Place(now, table.of(now))
     message = (
         f"its folder leads to {label(str(now))} now, and not where its rights ({SETTING}) were "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 _FLAGS = os.O_PATH | os.O_CLOEXEC
 
@@ -66,20 +67,33 @@ def real_path_in(top: str | Path, name: str | Path) -> tuple[Path, Path]:
         os.close(opened)
 
 
-def holder_of_link(top: Path, name: Path) -> Path:
-    """Returns the folder of the first link on a path; the one that the path ends in if there is
-    none.
+class FirstLink(NamedTuple):
+    """The first link on a path.
+
+    Attributes:
+        holder: the folder that it lies in, without links.
+        target: where it leads, without links.
+        rest: the path from there.
+    """
+
+    holder: Path
+    target: Path
+    rest: Path
+
+
+def first_link(top: Path, name: Path) -> FirstLink | None:
+    """Returns the first link on a path; None if there is none.
 
     Args:
         top: where the path begins, without links.
         name: the path from there.
     """
-    here = top
-    for part in name.parts:
-        if real_path(here / part) != here / part:
-            return here
-        here = here / part
-    return here
+    holder = top
+    for depth, part in enumerate(name.parts, 1):
+        if (target := real_path(holder / part)) != holder / part:
+            return FirstLink(holder, target, Path(*name.parts[depth:]))
+        holder = target
+    return None
 
 
 def _real(path: str | Path, folder: int | None = None) -> Path:

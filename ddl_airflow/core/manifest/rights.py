@@ -29,7 +29,7 @@ from ddl_airflow.core.manifest.sections.notifications import says_where_to
 from ddl_airflow.core.manifest.sections.places import Reference
 from ddl_airflow.core.manifest.site import read_setting
 from ddl_airflow.core.manifest.values import Text
-from ddl_airflow.core.real_path import real_path
+from ddl_airflow.core.real_path import FirstLink, real_path
 
 SETTING = "[ddl] manifest_rights"
 _TRIES = 3
@@ -157,8 +157,8 @@ class RightsTable:
         rights = self.entries[found][1]
         return replace(rights, paths=tuple(map(real_path, rights.paths)))
 
-    def domain(self, folder: Path, top: Path, holder: Path) -> str:
-        """In what a link may be turned, as by git-sync, and the manifest behind it goes on.
+    def domain(self, folder: Path, top: Path, name: Path, link: FirstLink | None) -> str:
+        """In what links may be turned, as by git-sync, and the manifest behind them goes on.
 
         Whoever owns a folder may put a link in its place, to what is not theirs. So the text of a
         manifest has rights only in the domain in which it was read.
@@ -166,30 +166,23 @@ class RightsTable:
         Args:
             folder: where the manifest lies, without links.
             top: the folder of all manifests, without links.
-            holder: the folder of the first link on the way from there, without links.
+            name: the manifest's folder as its path has it, from / on.
+            link: the first one on that path from ``top`` on.
 
         Returns:
             The entry that the folder falls under, as written; if that is none, or in ``top`` one
-            of all in there, the folder of the link, from ``.`` on, or the folder itself if the
-            link leads out of that.
+            of all in there: the folder of the link, from ``.`` on, if all else lies behind it in
+            there. Else the folder alone, after ``=``: as where a part of it has another entry.
         """
         if entry := self._own_entry(folder, top):
-            return entry
-        if folder.is_relative_to(holder):
-            return f"./{holder.relative_to(top).as_posix()}"
-        return str(folder)
-
-    def in_domain(self, domain: str, folder: Path, top: Path) -> bool:
-        """Whether a manifest that was read in a domain goes on where its folder is now.
-
-        Args:
-            domain: as ``domain`` had it.
-            folder, top: as ``domain`` has them.
-        """
-        entry = self._own_entry(folder, top)
-        if domain.startswith("."):
-            return entry is None and folder.is_relative_to(top / domain)
-        return domain in (entry, str(folder))
+            others = any(
+                folder in real.parents and not Path(written).is_relative_to(name)
+                for real, (written, _) in self.entries.items()
+            )
+            return f"={folder}" if others or top.is_relative_to(folder) else entry
+        if link and folder == link.target / link.rest and link.holder in link.target.parents:
+            return f"./{link.holder.relative_to(top).as_posix()}"
+        return f"={folder}"
 
     def _own_entry(self, folder: Path, top: Path) -> str | None:
         found = self._nearest(folder)

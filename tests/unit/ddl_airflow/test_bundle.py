@@ -983,6 +983,35 @@ def test_a_table_that_cannot_be_read_for_a_moment_leaves_links_as_they_were(
     assert parsed(bundle)["guests/b/manifest.yml.py"].dag_id == "b"
 
 
+@pytest.mark.parametrize("how", ["above", "committed"])
+def test_no_link_that_is_turned_makes_what_others_have_a_manifests_own(
+    make_bundle, folder, write_manifest, monkeypatch, how
+):
+    """To a folder above, of which a part has another entry; or one in a synced repository."""
+    write_manifest(folder / "teams" / "vision", "vision")
+    teams = {str(folder / "teams"): {}, str(folder / "teams" / "vision"): {}}
+    link, repo = folder / "teams" / "guest" / "l", folder / "guest"
+    if how == "above":
+        path = write_manifest(folder / "teams" / "guest" / ".w1", "guest")
+        sync(link, path.parent)
+    else:
+        path = write_manifest(folder / ".worktrees" / "1" / "sub", "guest")
+        (folder / ".worktrees" / "2").mkdir()
+        (folder / ".worktrees" / "2" / "sub").symlink_to("../../teams")
+        sync(repo, folder / ".worktrees" / "1")
+    path.write_text(path.read_text().replace("./data", "./vision/data"))
+    monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", json.dumps({"rights": teams}))
+    bundle = make_bundle()
+    bundle.initialize()
+    name = "teams/guest/l/manifest.yml.py" if how == "above" else "guest/sub/manifest.yml.py"
+    assert parsed(bundle)[name].dag_id == "guest"
+    if how == "above":
+        sync(link, folder / "teams")
+    else:
+        sync(repo, folder / ".worktrees" / "2")
+    assert f"its folder leads to {folder}/teams now" in parsed(bundle)[name]
+
+
 def test_a_link_within_a_folder_without_an_entry_is_turned_within_that_alone(
     bundle, folder, write_manifest, monkeypatch
 ):

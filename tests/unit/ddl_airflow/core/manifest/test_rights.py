@@ -8,6 +8,7 @@ import pytest
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.manifest.rights import Rights, RightsTable, beyond, looked_up
+from ddl_airflow.core.real_path import first_link
 
 MANIFEST = """\
 model_definition:
@@ -123,42 +124,70 @@ def test_nor_does_a_chain_of_links(tmp_path, links):
     assert rights_of(table(**{chain: {"paths": [f"{chain}/a/../b"]}}), tmp_path) == Rights()
 
 
-def test_a_domain_is_an_entry_the_folder_of_the_link_or_a_folder_alone(tmp_path):
+@pytest.fixture
+def domain_of(tmp_path):
+    """domain_of(table, path) -> of a manifest's folder below the folder ``dags``."""
     top = tmp_path / "dags"
-    states = top / ".worktrees"
-    for commit in ("1", "2"):
-        (states / commit / "vision").mkdir(parents=True)
-    (top / "repo").symlink_to(".worktrees/1")
-    vision, far = str(top / "repo" / "vision"), tmp_path / "far"
-    entries = {f"{vision}/": {}, str(far): {}, "/": {}, str(top): {}}
+    for name in (
+        ".worktrees/1/vision/a",
+        "guest/.real",
+        "audio",
+        "teams/guest/.w1",
+        "teams/vision",
+    ):
+        (top / name).mkdir(parents=True)
+    (tmp_path / "far" / "a").mkdir(parents=True)
+    for name, to in {
+        "repo": ".worktrees/1",
+        "guest/jobs": ".real",
+        "guest/out": "../audio",
+        "guest/up": "../..",
+        "far": tmp_path / "far",
+        "farther": tmp_path,
+        "teams/guest/l": ".w1",
+        "teams/guest/up": "..",
+        ".worktrees/1/up": "../..",
+        ".worktrees/1/out": "../../audio",
+    }.items():
+        (top / name).symlink_to(to)
 
-    def read() -> RightsTable:
-        found = RightsTable.read(table(**entries))
+    def find(setting: str, path: str) -> str:
+        found = RightsTable.read(setting)
         assert found is not None
-        return found
+        link = first_link(top, Path(path))
+        return found.domain((top / path).resolve(), top, top / path, link)
 
-    def domain(folder: Path, holder: Path = top) -> str:
-        found = read().domain(folder, top, holder)
-        assert read().in_domain(found, folder, top)
-        return found
+    return find
 
-    assert domain(states / "1" / "vision" / "a") == vision
-    assert domain(states / "2" / "vision" / "a") == domain(top) == "./."
-    (top / "repo").unlink()
-    (top / "repo").symlink_to(".worktrees/2")  # the table is as it was, and is read anew
-    assert domain(states / "2" / "vision" / "a") == vision
-    assert domain(far / "a") == str(far)
-    assert domain(tmp_path / "farther") == "/"
-    assert domain(top / "guest" / ".real", top / "guest") == "./guest"
-    assert domain(top / "audio", top / "guest") == str(top / "audio")
-    assert not read().in_domain("./guest", top / "audio", top)
-    assert not read().in_domain("./guest", states / "2" / "vision", top)
-    assert not read().in_domain("./.", states / "2" / "vision", top)
-    assert not read().in_domain("/", top / "audio", top)
-    assert not read().in_domain(vision, top / "audio", top)
-    entries = {vision: {}}
-    assert domain(tmp_path / "farther") == str(tmp_path / "farther")
-    assert not read().in_domain(str(tmp_path / "farther"), tmp_path / "farthest", top)
+
+def test_a_domain_is_an_entry_the_folder_of_the_link_or_a_folder_alone(tmp_path, domain_of):
+    top, far = tmp_path / "dags", tmp_path / "far"
+    vision = str(top / "repo" / "vision")
+    entries = table(**{f"{vision}/": {}, str(far): {}, "/": {}, str(top): {}})
+    assert domain_of(entries, "repo/vision/a") == vision
+    assert domain_of(entries, "repo") == "./."
+    assert domain_of(entries, "guest/jobs") == "./guest"
+    assert domain_of(entries, "guest/out") == f"={top}/audio"
+    assert domain_of(entries, "repo/up") == f"={top}"  # it is in what only the first link leads to
+    assert domain_of(entries, "repo/out") == f"={top}/audio"
+    assert domain_of(entries, "far/a") == str(far)
+    assert domain_of(entries, "farther/far") == str(far)
+    assert domain_of(table(**{vision: {}}), "far/a") == f"={far}/a"
+    assert domain_of(table(**{"/": {}}), "far/a") == "/"
+    assert domain_of(table(**{"/": {}}), "farther") == f"={tmp_path}"  # all manifests lie there
+
+
+def test_no_link_makes_a_folder_of_others_a_manifests_own(tmp_path, domain_of):
+    """As one to a folder above, of which parts are under entries of their own."""
+    teams, repo = tmp_path / "dags" / "teams", tmp_path / "dags" / "repo"
+    entries = table(**{str(teams): {}, str(teams / "vision"): {}})
+    assert domain_of(entries, "teams/guest/l") == str(teams)
+    assert domain_of(entries, "teams/guest/up") == f"={teams}"
+    entries = table(**{str(teams): {}, str(teams / "guest" / ".w1" / "a"): {}})
+    assert domain_of(entries, "teams/guest/l") == f"={teams}/guest/.w1"
+    # The manifest at the top of a repository stands above all that is in there.
+    entries = table(**{str(repo): {}, str(repo / "vision"): {}})
+    assert domain_of(entries, "repo") == str(repo)
 
 
 def test_of_two_entries_of_one_folder_that_without_links_counts(tmp_path):
