@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +13,6 @@ from configparser import ConfigParser
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from subprocess import PIPE
 
 import airflow
 import pytest
@@ -24,6 +21,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException
 from airflow.serialization.serialized_objects import DagSerialization
 
+from ddl_airflow.core.manifest.folder import ManifestText, read_manifest
 from tests.limits import until, within
 
 OURS = "ddl_airflow.importer.ManifestImporter"
@@ -291,20 +289,20 @@ def test_listing_has_a_limit_that_takes_no_dag_with_it(
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """A file whose opening hangs meanwhile: another process has a lease of it."""
-    holder = (
-        "import fcntl, signal, sys\n"
-        "signal.signal(signal.SIGIO, signal.SIG_IGN)\n"  # asked to give it up
-        "file = open(sys.argv[1], 'r+')\n"
-        "fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)\n"
-        "print('held', flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    words = [sys.executable, "-c", holder, str(path)]
-    with subprocess.Popen(words, stdin=PIPE, stdout=PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "held\n"
+    """A file whose reading hangs meanwhile, as on a file server that does not answer."""
+    import ddl_airflow.importer as module
+
+    read, answers = module.read_manifest, threading.Event()
+
+    def hanging(one: Path) -> ManifestText | None:
+        if one == path:
+            answers.wait()
+        return read(one)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "read_manifest", hanging)
         yield
-        process.communicate()
+        answers.set()
 
 
 @needs_importers
@@ -440,14 +438,14 @@ def test_an_ffdl_manifest_is_one(site, folder):
 @needs_importers
 def test_what_cannot_be_read_is_an_error_of_its_own(site, folder, write_manifest, monkeypatch):
     path = write_manifest(folder / "bad", "bad")
-    reading = Path.open
+    opening = os.open
 
-    def refusing(self, *args, **kwargs):
-        if self == path:
-            raise PermissionError(errno.EACCES, "Permission denied", str(self))
-        return reading(self, *args, **kwargs)
+    def refusing(name, *args, **kwargs):
+        if name == path.name and "dir_fd" in kwargs:
+            raise PermissionError(errno.EACCES, "Permission denied", name)
+        return opening(name, *args, **kwargs)
 
-    monkeypatch.setattr(Path, "open", refusing)
+    monkeypatch.setattr("os.open", refusing)
     said = "bad/manifest.yml: cannot be read: Permission denied. Correct its permissions."
     assert site.ids() == {"bad/manifest.yml": said}
 
@@ -456,31 +454,20 @@ def test_what_cannot_be_read_is_an_error_of_its_own(site, folder, write_manifest
 def test_a_folder_that_becomes_a_link_during_the_parse_gives_no_other_rights(
     site, folder, write_manifest, monkeypatch
 ):
-    import ddl_airflow.importer as module
-
     rights = {"rights": {str(folder / "vision"): {"connections": ["vision_s3"]}}}
     monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", json.dumps(rights))
     secret = "parameters: {key: {secret: true, conn_id: vision_s3}}\n"
     for name in ("guest", "vision"):
         write_manifest(folder / name, name, more=secret)
     assert site.ids()["vision/manifest.yml"] == "vision"
-    read = module.read_manifest
 
     def swapped(path):
-        found = read(path)
+        found = read_manifest(path)
         path.parent.rename(folder / ".before")
         path.parent.symlink_to("vision")
         return found
 
-    look = module.ManifestImporter._of
-    monkeypatch.setattr(
-        module.ManifestImporter, "_of", staticmethod(lambda of: found_then_swapped(look, of))
-    )
-
-    def found_then_swapped(look, definition):
-        monkeypatch.setattr(module, "read_manifest", swapped)
-        return look(definition)
-
+    monkeypatch.setattr("ddl_airflow.core.manifest.rights.read_manifest", swapped)
     error = site.bag("guest/manifest.yml").import_errors["guest/manifest.yml"]
     assert "'vision_s3' is not a connection for this manifest" in error
 
