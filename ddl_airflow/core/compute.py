@@ -63,5 +63,7 @@ COMPUTE: Mapping[str, Compute] = MappingProxyType(
     | _gpu("p100", 1, 2)
     | _gpu("v100", 1, 2, 4)
     | _gpu("gpu", 1)
+    # So called before the models had names.
+    | {name: Compute(name, n, gpu=True) for n, name in ((1, "small"), (2, "medium"), (4, "large"))}
     | _cpu(1, 2, 4, 8, 16)
 )

@@ -33,10 +33,14 @@ from ddl_airflow.core.manifest.ffdl import SECRET_FIELDS as FFDL_SECRET_FIELDS
 from ddl_airflow.core.manifest.ffdl import is_ffdl
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.rule import Finding, Rule, nearest, suggestion
-from ddl_airflow.core.manifest.rules import RULES
+from ddl_airflow.core.manifest.rules import OWN_RULES, RULES
 from ddl_airflow.core.manifest.sections.base import ByKind, Section
 from ddl_airflow.core.manifest.sections.launcher import compute_rules
-from ddl_airflow.core.manifest.sections.places import REFERENCE, SECRET_FIELDS
+from ddl_airflow.core.manifest.sections.places import (
+    REFERENCE,
+    SECRET_FIELDS,
+    WRITTEN_SECRET_FIELDS,
+)
 from ddl_airflow.core.manifest.values import without_written_secrets
 
 if TYPE_CHECKING:
@@ -104,7 +108,7 @@ def load_manifest_text(
         manifest = found.read(Manifest, translation.value, rules, translation)
         names = translation.names
     else:
-        manifest = found.read(Manifest, document.value, rules)
+        manifest = found.read(Manifest, document.value, [*rules, *OWN_RULES])
     if manifest is None or found.issues:
         raise ManifestInvalid(source, list(found.issues))
     manifest._source, manifest._names = source, names
@@ -183,7 +187,7 @@ def redacted_text(text: str) -> str:
     Raises:
         ManifestSyntaxError: not YAML, so nobody knows where the keys are.
     """
-    names = (*SECRET_FIELDS, *FFDL_SECRET_FIELDS)
+    names = (*WRITTEN_SECRET_FIELDS, *FFDL_SECRET_FIELDS)
     # Without a \ a name can be written in one way only.
     if "\\" in text or any(name in text for name in names):
         text = mask_fields(decode(text, "manifest"), "manifest", names, keep=REFERENCE)

@@ -22,6 +22,7 @@ from ddl_airflow.core.manifest.sections import (
     schedule,
     tries,
 )
+from ddl_airflow.core.manifest.sections.definition import FINDS_SERVERS, Execution
 from ddl_airflow.core.manifest.sections.experiment import Experiment
 from ddl_airflow.core.manifest.sections.notifications import Notifications, texts_of
 from ddl_airflow.core.manifest.sections.outcome import Evaluation
@@ -45,6 +46,9 @@ RULES: list[Rule] = [
     *parameters.RULES,
 ]
 _rule = registering(RULES)
+# Of manifests that are written in our dialect; FfDL's has its own.
+OWN_RULES: list[Rule] = []
+_own_rule = registering(OWN_RULES)
 
 
 def findings_beside(manifest: Manifest, folder: Path) -> Findings:
@@ -73,6 +77,15 @@ def code_is_beside_the_manifest(at: str, code: str) -> Findings:
     if leaves_its_folder(code):
         fix = "Write a folder beside or below the manifest, such as ./src."
         yield Finding(at, "is outside the manifest's folder", fix)
+
+
+@_own_rule("distribution", "model_definition.execution", warning=True)
+def servers_are_found_by_tf_config(at: str, distribution: str, execution: Execution) -> Findings:
+    several = execution.compute_configuration.nodes > 1
+    if several and distribution == "mpi" and FINDS_SERVERS.search(execution.command):
+        message = "is for parameter servers that find each other by the names of the service's pods"
+        fix = "Write distribution: parameter_server, and read TF_CONFIG."
+        yield Finding(f"{at}.command", message, fix)
 
 
 @_rule("schedule", "experiment", warning=True)

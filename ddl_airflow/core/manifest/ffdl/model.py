@@ -183,6 +183,7 @@ class FfdlManifest(Section):
     version: Text | None = Field(default=None, description="Not used.", examples=["1.0"])
     learners: Whole = Field(default=1, ge=1, le=4096, description="Nodes.", examples=[2])
     gpus: Whole = Field(default=0, ge=0, le=4096, description="GPUs per learner.", examples=[1])
+    gpu_type: Text | None = Field(default=None, description="Not used.", examples=["nvidia-V100"])
     cpus: Number | None = Field(default=None, description="CPUs per learner.", examples=[4])
     memory: Size | None = Field(default=None, description="Per learner.", examples=["8Gb"])
     storage: Size | None = Field(default=None, description="Per learner.", examples=["20Gb"])

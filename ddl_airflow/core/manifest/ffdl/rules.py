@@ -18,7 +18,7 @@ from ddl_airflow.core.manifest.ffdl.model import (
     Group,
 )
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
-from ddl_airflow.core.manifest.sections.definition import split_commands
+from ddl_airflow.core.manifest.sections.definition import FINDS_SERVERS, split_commands
 from ddl_airflow.core.manifest.templates import is_template
 from ddl_airflow.core.manifest.values import regex as compiled
 
@@ -143,6 +143,13 @@ def version_is_unused(at: str, version: str | None) -> Findings:
         yield Finding(at, "is not used, nor was it by FfDL", "Delete it.")
 
 
+@_rule("gpu_type", warning=True)
+def gpu_type_is_not_chosen(at: str, gpu_type: str | None) -> Findings:
+    if gpu_type is not None:
+        fix = "Delete it; compute_configuration of our dialect names a kind of node of the site."
+        yield Finding(at, "is not used: ranks take the GPUs that their host has", fix)
+
+
 @_rule("cpus", warning=True)
 def cpus_are_not_reserved(at: str, cpus: float | None) -> Findings:
     if cpus is not None:
@@ -182,7 +189,7 @@ def lines_are_one(at: str, command: str) -> Findings:
 
 @_rule("learners", "framework.command", warning=True)
 def learners_are_found_by_tf_config(at: str, learners: int, command: str) -> Findings:
-    if learners > 1 and re.search(r"\bPS_HOSTS_COUNT=|--(ps|worker)_hosts\b", command):
+    if learners > 1 and FINDS_SERVERS.search(command):
         message = "is for parameter servers that find each other by the names of FfDL's pods"
         fix = "Convert it, write distribution: parameter_server, and read TF_CONFIG."
         yield Finding(at, message, fix)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 from functools import lru_cache
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections.base import Section
@@ -72,8 +72,24 @@ _PYTHON = re.compile(r"python[0-9.]*")
 _INSTALLS = re.compile(
     r"\b(?:pip[0-9.]*|conda|mamba|apt-get|apt|apk|dnf|yum)(?:\s+-\S+)*\s+(?:install|add)\b"
 )
+# How a command says that it is of parameter servers, which find each other by themselves.
+FINDS_SERVERS = re.compile(r"\bPS_HOSTS_COUNT=|--(ps|worker)_hosts\b")
 RULES: list[Rule] = []
 _rule = registering(RULES)
+
+
+def _author(written: Any) -> Any:
+    """A name alone, and what Watson Machine Learning's templates leave empty."""
+    if isinstance(written, str):
+        written = {"name": written}
+    if not isinstance(written, dict):
+        return written
+    return {name: value for name, value in written.items() if value not in (None, "")} or None
+
+
+def _first(written: Any) -> Any:
+    """The only one of a list, as Watson Machine Learning's documents have it."""
+    return written[0] if isinstance(written, list) and len(written) == 1 else written
 
 
 class Author(Section):
@@ -111,7 +127,7 @@ class Framework(Section):
         "Below 2, `import tensorflow` gives them the 1.x API.",
         examples=["2.21"],
     )
-    runtimes: Runtimes | None = Field(
+    runtimes: Annotated[Runtimes | None, BeforeValidator(_first)] = Field(
         default=None, description="Language of the scripts.", examples=[{"name": "python"}]
     )
 
@@ -143,7 +159,7 @@ class ModelDefinition(Section):
     name: Text = Field(
         description="Name of the model; the DAG id is made from it.", examples=["tf-mnist"]
     )
-    author: Author | None = Field(
+    author: Annotated[Author | None, BeforeValidator(_author)] = Field(
         default=None, description="Who wrote the model.", examples=[{"name": "Your Name"}]
     )
     description: AnyText = Field(
@@ -289,6 +305,18 @@ def commands_are_complete(at: str, command: str) -> Findings:
         joined = _shown(" && ".join(commands[: prepare.index(False) + 1]), 200)
         fix = f"Join them with &&: {joined}."
         yield Finding(at, f"{message}, and those after it run once", fix)
+
+
+@_rule("model_definition.execution.command")
+def command_begins_with_a_program(at: str, command: str) -> Findings:
+    try:
+        first = split_commands(command)[:1]
+    except ValueError:  # said by another rule
+        return
+    if first and first[0].startswith("-"):
+        message = f"{_shown(first[0])!r} begins with an option, of mpirun perhaps, and no program"
+        fix = "Delete it; for mpirun's -x NAME=value write NAME=value in front of the program."
+        yield Finding(at, message, fix)
 
 
 @_rule("model_definition.execution.command", warning=True)

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
 from ddl_airflow.core.errors import ConnectionInvalid
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
@@ -22,6 +22,10 @@ from ddl_airflow.core.selection import Selection, wrong_patterns
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 SECRET_FIELDS = ("access_key_id", "secret_access_key")
+# As boto3 has them; Watson Machine Learning took both.
+_OF_AWS = {f"aws_{name}": name for name in SECRET_FIELDS}
+# All names of fields that hold keys: to be masked, whatever else is wrong.
+WRITTEN_SECRET_FIELDS = (*SECRET_FIELDS, *_OF_AWS)
 # Variables that ``${NAME}`` may read where the site says nothing else.
 MANIFEST_VARIABLES = ("DDL_*", "S3_*")
 UNPACKED_AND_STREAMED = (
@@ -71,6 +75,17 @@ class Connection(Section):
     region_name: Text | None = Field(
         default=None, description="Region, where the store asks for it.", examples=["eu-de"]
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_aws(cls, written: Any) -> Any:
+        """What is named twice stays, and is an unknown field."""
+        if not isinstance(written, dict):
+            return written
+        return {
+            name if (own := _OF_AWS.get(name)) is None or own in written else own: value
+            for name, value in written.items()
+        }
 
     def references(self) -> dict[str, str]:
         """Returns the fields as written, to be stored. Raises ValueError if a key is among them."""
@@ -360,7 +375,7 @@ def _url_findings(field: str, text: str) -> Findings:
 
 @_rule("training_data_reference", "training_results_reference")
 def places_differ(at: str, source: DataReference, target: ResultsReference) -> Findings:
-    yield from _inside(f"{at}.target", place_of(source), place_of(target))
+    yield from _inside(source, place_of(source), place_of(target))
 
 
 def folders_differ(data: DataReference, results: ResultsReference, beside: Path) -> Findings:
@@ -372,7 +387,7 @@ def folders_differ(data: DataReference, results: ResultsReference, beside: Path)
     """
     source, target = (one.store.folder(one.place, beside) for one in (data, results))
     if source is not None and target is not None:
-        yield from _inside("training_results_reference.target", source.parts, target.parts)
+        yield from _inside(data, source.parts, target.parts)
 
 
 def pointers_are_no_data(
@@ -400,12 +415,22 @@ def _where(reference: Reference, beside: Path) -> tuple[str, ...] | None:
     return place_of(reference) if folder is None else folder.parts
 
 
-def _inside(at: str, data: tuple[str, ...] | None, results: tuple[str, ...] | None) -> Findings:
+def _inside(
+    reference: DataReference, data: tuple[str, ...] | None, results: tuple[str, ...] | None
+) -> Findings:
     if data is None or results is None or results[: len(data)] != data:
         return
-    where = "are the same place as" if results == data else "lie inside"
-    fix = "Give the results a place of their own: what is written there would become data."
-    yield Finding(at, f"the results {where} the training data", fix)
+    within = "/".join(results[len(data) :])
+    if within and reference.selection.leaves_out_below(within):
+        return
+    where = "lie inside" if within else "are the same place as"
+    fix = (
+        "Give the results a place of their own: what is written there would become data. One "
+        "inside is fine if it is left out of the data: "
+        f"exclude: [/{within or 'results'}/] beside source."
+    )
+    said = f"the results {where} the training data"
+    yield Finding("training_results_reference.target", said, fix)
 
 
 def place_of(reference: Reference) -> tuple[str, ...] | None:

@@ -71,6 +71,98 @@ def test_the_wml_documents_manifest_loads_once_its_connection_is_filled_in() -> 
     assert manifest.commands == ("python mnist-train-ddl.py", "python transform.py")
 
 
+OF_THEN = """\
+model_definition:
+  name: tf-mnist
+  author: {{name: DL Developer, email: ""}}
+  framework:
+    name: tensorflow
+    version: "1.5"
+    runtimes:
+    - name: python
+      version: "3.5"
+  execution:
+    command: {command}
+    compute_configuration: {{name: {name}, nodes: 2}}
+training_data_reference:
+  name: training_data_reference_name
+  connection:
+    endpoint_url: https://s3.example.com
+    aws_access_key_id: AKIAEXAMPLE
+    aws_secret_access_key: "0123456789"
+  source: {{bucket: lake}}
+  type: s3
+  exclude: [/results/]
+training_results_reference:
+  connection:
+    endpoint_url: https://s3.example.com
+    aws_access_key_id: ${{S3_ACCESS_KEY_ID}}
+    aws_secret_access_key: ${{S3_SECRET_ACCESS_KEY}}
+  target: {{bucket: lake, prefix: results}}
+  type: s3
+"""
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("small", 2), ("medium", 4), ("large", 8)])
+def test_manifests_of_watson_machine_learning_load_as_they_were_written(name, ranks) -> None:
+    """Keys as boto3 has them, runtimes as a list, an empty address, sizes for GPUs, one bucket."""
+    text = OF_THEN.format(command="python train.py", name=name)
+    manifest = load_manifest_text(text, "m.yml")
+    assert (manifest.dag_id, manifest.world_size) == ("tf-mnist", ranks)
+    assert str(manifest.model_definition.author) == "DL Developer"
+    runtimes = manifest.model_definition.framework.runtimes
+    assert runtimes is not None and runtimes.version == "3.5"
+    opened = manifest.training_data_reference.connection
+    assert opened is not None
+    assert opened.resolve({}).secret_access_key == "0123456789"
+    shown = redacted_text(text)
+    assert "AKIAEXAMPLE" not in shown and "0123456789" not in shown
+    assert "aws_access_key_id: ${S3_ACCESS_KEY_ID}" in shown
+    (said,) = [issue for issue in manifest.warnings if "written out" in issue.message]
+    assert said.field == "training_data_reference.connection.access_key_id"
+    alone = text.replace('author: {name: DL Developer, email: ""}', "author: DL Developer")
+    assert str(load_manifest_text(alone, "m.yml").model_definition.author) == "DL Developer"
+    for empty in ('{name: "", email: ""}', '""'):
+        none = text.replace('{name: DL Developer, email: ""}', empty)
+        assert load_manifest_text(none, "m.yml").model_definition.author is None
+
+
+def test_a_key_that_is_named_twice_is_an_unknown_field() -> None:
+    text = OF_THEN.format(command="python train.py", name="small").replace(
+        "    aws_access_key_id: AKIA", "    access_key_id: B\n    aws_access_key_id: AKIA"
+    )
+    with pytest.raises(ManifestInvalid, match="aws_access_key_id: unknown field"):
+        load_manifest_text(text, "m.yml")
+    assert "AKIA" not in redacted_text(text)
+
+
+def test_results_inside_the_data_are_left_out_of_it_as_a_whole() -> None:
+    text = OF_THEN.format(command="python train.py", name="small")
+    for pattern in ("/result/", '"*.json"', "/results/a/"):
+        with pytest.raises(ManifestInvalid, match=r"lie inside the .*exclude: ./results/. beside"):
+            load_manifest_text(text.replace("[/results/]", f"[{pattern}]"), "m.yml")
+
+
+def test_servers_that_find_each_other_are_told_of_tf_config() -> None:
+    command = "PS_HOSTS_COUNT=1 ./launcher.py python mnist_dist.py"
+    text = OF_THEN.format(command=command, name="small")
+    (said,) = [
+        one for one in load_manifest_text(text, "m.yml").warnings if "servers" in one.message
+    ]
+    assert said.field == "model_definition.execution.command" and said.line == 11
+    assert said.fix == "Write distribution: parameter_server, and read TF_CONFIG."
+    text += "distribution: independent\n"
+    assert not [
+        one for one in load_manifest_text(text, "m.yml").warnings if "servers" in one.message
+    ]
+
+
+def test_a_command_that_begins_with_an_option_starts_no_program() -> None:
+    text = OF_THEN.format(command="-x NCCL_DEBUG=INFO python train.py", name="small")
+    with pytest.raises(ManifestInvalid, match=r"command: '-x NCCL_DEBUG=INFO .* begins with an op"):
+        load_manifest_text(text, "m.yml")
+
+
 @pytest.mark.parametrize(
     ("version", "tf1"), [("1.13", True), ("1", True), ("1.13-py3-ddl", True), ("10.1", False)]
 )
