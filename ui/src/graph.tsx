@@ -105,12 +105,17 @@ async function productionDag(results: string): Promise<Dag | null> {
   return null;
 }
 
+// What somebody decides over: as it was when they began, whatever is shown meanwhile.
+interface Decision { move: "rollback" | "promote"; publication: string; instead_of: string | null; earlier: Named[] }
+
 function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => void }) {
   const [by, setBy] = useState<Dag | null>(null);
   const [to, setTo] = useState("");
   const [reason, setReason] = useState("");
   const [told, setTold] = useState("");
+  const [refused, setRefused] = useState("");
   const [asked, setAsked] = useState(false);
+  const [begun, setBegun] = useState<Decision | null>(null);
   const dialog = useRef<HTMLDialogElement>(null);
   const model = graph.nodes.find((node) => node.kind === "model");
   useEffect(() => {
@@ -119,42 +124,60 @@ function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => v
       if (found && (await ask<{ trigger: boolean }>(`rights/${encodeURIComponent(found.dag_id)}`)).trigger) setBy(found);
     })().catch(() => undefined); // without the right nothing is offered
   }, [graph.results]);
-  if (!by || !model) return null;
+  // Until the store has answered, what serves is not known, and then what is to be done is not either.
+  if (!by || !model || graph.pending) return null;
   const serves = graph.nodes.some((node) => node.id === "production" && node.names);
-  const earlier: Named[] = graph.production?.before ?? [];
-  const publication = String(Object.fromEntries(model.facts).place ?? "").split("/").slice(-2).join("/");
-  const move = serves ? "rollback" : "promote";
+  const now: Decision = {
+    move: serves ? "rollback" : "promote",
+    publication: String(Object.fromEntries(model.facts).place ?? "").split("/").slice(-2).join("/"),
+    // Of another that serves by then nothing is changed, nor is it when this is done twice.
+    instead_of: graph.production?.publication ?? (graph.unknown ? null : "nothing"),
+    earlier: graph.production?.before ?? [],
+  };
+  const { move, publication, instead_of, earlier } = begun ?? now;
+  const end = (words: string) => {
+    setTold(words);
+    dialog.current?.close();
+    done();
+  };
   const decide = async (event: Event) => {
     event.preventDefault();
     if (asked) return;
+    if (now.instead_of !== instead_of || now.move !== move) {
+      end("Nothing was sent: what is in production has changed meanwhile. Look at it, and decide again.");
+      return;
+    }
     setAsked(true);
-    // Another may serve by now than the page shows: then nothing changes, nor when this is done twice.
-    const instead_of = graph.production?.publication ?? null;
+    setRefused("");
     // "The one before" is not named here: which models are the same, the markers of all have to say.
     const conf = { model: dag, action: move, to: (move === "promote" ? publication : to) || null, instead_of, reason };
     try {
       const { is_paused } = await ask<Dag>(`${API}/dags/${encodeURIComponent(by.dag_id)}`);
       const body = JSON.stringify({ logical_date: null, conf });
       const run = await ask<{ dag_run_id: string }>(`${API}/dags/${encodeURIComponent(by.dag_id)}/dagRuns`, { method: "POST", body });
-      const waits = is_paused ? " It waits: that DAG is paused. Switch it on." : "";
-      setTold(`Asked for: run ${run.dag_run_id} of ${by.dag_id}.${waits}`);
-      dialog.current?.close();
-      done();
+      end(`Asked for: run ${run.dag_run_id} of ${by.dag_id}.${is_paused ? " It waits: that DAG is paused. Switch it on." : ""}`);
     } catch (error) {
-      setTold(`Airflow did not take it: ${(error as Error).message}`);
+      setRefused(`Airflow did not take it: ${(error as Error).message}`);
     } finally {
       setAsked(false);
     }
   };
-  if (serves && !earlier.length) return null;
-  const what = serves ? "Go back to an earlier model" : "Put this model into production";
+  const begin = () => {
+    setBegun(now);
+    setTo("");
+    setRefused("");
+    dialog.current?.showModal();
+  };
+  const what = move === "rollback" ? "Go back to an earlier model" : "Put this model into production";
+  const offered = now.move === "promote" || now.earlier.length > 0;
+  if (!offered && !begun) return told ? <p class="row"><span role="status">{told}</span></p> : null;
   return (
     <>
-      <p class="row"><button type="button" onClick={() => dialog.current?.showModal()}>{what} …</button><span role="status">{told}</span></p>
-      <dialog ref={dialog} aria-labelledby="decide-title">
+      <p class="row">{offered && <button type="button" onClick={begin}>{what} …</button>}<span role="status">{told}</span></p>
+      <dialog ref={dialog} aria-labelledby="decide-title" onClose={() => setBegun(null)}>
         <form onSubmit={(event) => void decide(event)}>
           <h2 id="decide-title">{what}</h2>
-          {serves && (
+          {move === "rollback" && (
             <p><label>To{" "}
               <select value={to} onChange={(event) => setTo(event.currentTarget.value)}>
                 <option value="">the one before</option>
@@ -162,7 +185,9 @@ function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => v
               </select>
             </label></p>
           )}
+          {instead_of === null && <p>What serves is not known here: whatever it is, this model takes its place.</p>}
           <p><label>Why, for the history <input value={reason} maxLength={500} onInput={(event) => setReason(event.currentTarget.value)} /></label></p>
+          {refused && <p role="alert">{refused}</p>}
           <p class="row"><button type="submit" class="primary" disabled={asked}>{what}</button><button type="button" onClick={() => dialog.current?.close()}>Leave it</button></p>
         </form>
       </dialog>

@@ -664,6 +664,47 @@ def test_a_promotion_says_what_served_when_it_was_decided(tab, published):
     assert conf["instead_of"] == "t-second/0000000000000000-11111111"
 
 
+def test_what_one_decides_is_what_one_saw(tab, published, tmp_path):
+    """Somebody else puts the model into production while the dialog is open: it is no way back."""
+    page, frame = tab("")
+    frame.locator("tr", has_text="first").get_by_role("link", name="Lineage").click()
+    frame.get_by_role("button", name="Put this model into production …").click()
+    pointer, serves = frame.locator(".node.pointer"), tmp_path / "results/mnist-tf1/production.json"
+    expect(pointer).to_contain_text("to another model")
+    one = f"t-first/{'0' * 16}-{'1' * 8}"
+    said = json.loads(serves.read_text())
+    serves.write_text(json.dumps(said | {"training_id": "t-first", "publication": one}))
+    look_again(page)
+    expect(pointer).not_to_contain_text("to another model")
+    expect(frame.get_by_role("dialog").locator("h2")).to_have_text("Put this model into production")
+    frame.get_by_label("Why, for the history").press("Enter")
+    told = "Nothing was sent: what is in production has changed meanwhile."
+    expect(frame.get_by_role("status").filter(has_text=told)).to_be_visible()
+    assert published.sent == []
+    without_fault(page)
+    # What is offered now is what can be done now.
+    expect(frame.get_by_role("button", name="Go back to an earlier model …")).to_be_visible()
+
+
+def test_where_none_serves_the_promotion_says_so(tab, published, tmp_path):
+    """Else the second of two who promote at once takes the first one's away."""
+    (tmp_path / "results" / "mnist-tf1" / "production.json").unlink()
+    page, frame = tab("")
+    frame.locator("tr", has_text="first").get_by_role("link", name="Lineage").click()
+    frame.get_by_role("button", name="Put this model into production …").click()
+    page.route("**/dagRuns", busy_at(1))
+    put = frame.get_by_role("dialog").get_by_role("button", name="Put this model")
+    put.click()
+    # In the dialog: what is behind it is not read out, and hardly seen.
+    said = frame.get_by_role("dialog").get_by_role("alert")
+    expect(said).to_contain_text("Airflow did not take it:")
+    without_fault(page)
+    put.click()
+    expect(frame.get_by_text("Asked for: run manual__1 of ddl-production.")).to_be_visible()
+    ((_, asked),) = published.sent
+    assert asked["conf"]["instead_of"] == "nothing"
+
+
 def test_a_model_that_waits_for_approval_gets_it(tab, published):
     published.tasks["approve"] = "awaiting_input"
     page, frame = tab("dag_id=mnist-tf1&run_id=first")
