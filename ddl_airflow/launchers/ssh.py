@@ -423,6 +423,10 @@ def mpi_settings(ssh: Ssh, network: str, hosts: int) -> dict[str, str]:
         "PRTE_MCA_plm_ssh_num_concurrent": str(hosts),
         # This host's keys start them all: hosts need none for each other.
         "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
+        # Else a name ends at its first dot: gpu1.lab would be this host, if that is gpu1.
+        "PRTE_MCA_prte_keep_fqdn_hostnames": "1",
+        # The hosts are those that are named, also in a shell of a scheduler with its own.
+        "PRTE_MCA_ras": "^slurm,pbs",
     }
     return settings | ({"OMPI_MCA_btl_tcp_if_include": network} if network else {})
 

@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -781,6 +782,28 @@ def test_a_shell_that_writes_where_rsync_reads_is_named_with_the_cure(said, tmp_
     program = tmp_path / "bin" / "ssh"
     program.write_text(program.read_text().replace("host=$1\n", "host=$1\necho Welcome\n"))
     assert "Let ~/.bashrc and the like write nothing" in Ssh().copy_to("h0", tmp_path / "run")
+
+
+@pytest.mark.parametrize("scheduler", [{}, {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}])
+def test_a_host_whose_name_begins_as_this_ones_is_reached_by_ssh(tmp_path, monkeypatch, scheduler):
+    """mpirun would take gpu1.lab for gpu1, itself; and in a shell of Slurm for none of its own."""
+    (tmp_path / "ssh").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nexit 255\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name, value in scheduler.items():
+        monkeypatch.setenv(name, value)
+    host = f"{socket.gethostname().partition('.')[0]}.gpu.example.com"
+    job = replace(job_in(tmp_path / "run", hosts=(host,)), nodes=1, python=sys.executable)
+    asked = SshLauncher(hosts=[f"{host}:1"]).render(job)
+    ended = subprocess.run(
+        asked.argv,
+        env={**scheduler, **asked.env},
+        capture_output=True,
+        text=True,
+        timeout=within(60),
+    )
+    assert ended.returncode != 0
+    assert host in (tmp_path / "asked").read_text(), ended.stderr
 
 
 def test_a_hostfile_of_another_system_is_read_and_one_that_is_no_text_is_named(tmp_path):
