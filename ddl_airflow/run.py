@@ -425,8 +425,8 @@ def _run_on_hosts(
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """SIGINT and SIGTERM end nothing: neither this process nor what it starts meanwhile."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    """No signal ends this process, nor what it starts meanwhile; but SIGKILL."""
+    numbers = terminal.ending_signals()
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         yield
@@ -485,7 +485,8 @@ def _run(
 def _run_elastic(options: argparse.Namespace, files: terminal.OutputFiles | None) -> int:
     """As _run, again and again where ranks are lost; returns the exit code of the last start."""
     bounds, find, ssh = _bounds(options), _find_hosts(options), _ssh(options)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # between starts
+    for number in set(terminal.ending_signals()) - {signal.SIGINT}:  # between starts
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     with (
         commit_folder(Path.cwd() / BY_HAND, _say_line) as commits,
         tempfile.NamedTemporaryFile(prefix=".hosts-", dir=commits.folder) as marker,

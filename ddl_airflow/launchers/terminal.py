@@ -102,9 +102,9 @@ def run(
 ) -> Ended:
     """Runs mpirun, or what starts the tasks of a cluster, to its end. No process is left then.
 
-    SIGINT and SIGTERM end the job, after 3 s with SIGKILL; a second one ends it at once. If nobody
-    reads the output any more, that ends it too; and a rank that cannot end is not waited for when
-    those here say that the job has long been over.
+    The signals of ``ending_signals`` end the job, after 3 s with SIGKILL; a second one ends it at
+    once. If nobody reads the output any more, that ends it too; and a rank that cannot end is not
+    waited for when those here say that the job has long been over.
 
     Args:
         argv: the command.
@@ -182,6 +182,13 @@ class Lines:
         return self._prefix + whole[:-1].replace(b"\n", b"\n" + self._prefix) + b"\n"
 
 
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """The signals that end a job: a closed terminal's too, unless nohup has it ignored."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return signal.SIGINT, signal.SIGTERM
+    return signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+
+
 class _Job:
     def __init__(
         self,
@@ -208,7 +215,7 @@ class _Job:
         self._until = math.inf
 
     def run(self, argv: Sequence[str]) -> Ended:
-        handlers = {n: signal.signal(n, self._signalled) for n in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {n: signal.signal(n, self._signalled) for n in ending_signals()}
         try:
             with socket.socket(socket.AF_UNIX) as listener:
                 address = f"ddl-run-{os.getpid()}-{secrets.token_hex(16)}"

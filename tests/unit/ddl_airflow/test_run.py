@@ -413,6 +413,38 @@ def test_ctrl_c_ends_all_ranks(tmp_path, deaf):
     assert [pid for pid in pids if runs(pid)] == []
 
 
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_terminal_that_is_closed_ends_all_ranks(tmp_path, nohup):
+    """As with its window, or the connection to its host; but for who has said nohup."""
+    (tmp_path / "main.py").write_text(
+        "import os, subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "open(f'pid-{os.getpid()}', 'w'); open(f'pid-{child.pid}', 'w')\n"
+        "print('up', flush=True); time.sleep(5 if os.environ.get('SHORT') else 600)\n"
+        "open(f'whole-{os.getpid()}', 'w')\n"
+    )
+    words = [*CALL, "--np", "2", "python", "main.py"]
+    environ = clean() | ({"SHORT": "1"} if nohup else {})
+    with open(tmp_path / "shown", "wb") as shown:
+        process = subprocess.Popen(
+            ["nohup", *words] if nohup else words,
+            cwd=tmp_path,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=shown,
+            stderr=subprocess.STDOUT,
+        )
+    until(lambda: (tmp_path / "shown").read_text().count("] up") == 2, 60)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(within(30)) == (0 if nohup else 128 + signal.SIGHUP)
+    assert len(list(tmp_path.glob("whole-*"))) == (2 if nohup else 0)
+    last = (tmp_path / "shown").read_text().splitlines()[-1]
+    assert nohup or last == "ddl-run: ended by SIGHUP. All ranks were ended."
+    pids = [path.name.removeprefix("pid-") for path in tmp_path.glob("pid-*")]
+    assert len(pids) == 4
+    assert [pid for pid in pids if runs(pid)] == []
+
+
 def runs(pid):
     try:
         stat = Path("/proc", pid, "stat").read_text()
