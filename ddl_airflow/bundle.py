@@ -257,7 +257,6 @@ class ManifestBundle(BaseDagBundle):
         closed: list[OSError] = []
         seen, self._seen = self._seen, {}
         found: dict[str, _Read] = {}
-        by_path: dict[Path, str] = {}  # without links
         behind_links: list[Path] = []
         top, rights = real_path(self._folder), _rights_table()
         for path, folder in yaml_files(self._folder, closed):
@@ -270,10 +269,9 @@ class ManifestBundle(BaseDagBundle):
             self._seen[name] = (state, read)
             if read is None:
                 continue
-            by_path[folder / path.name] = name
             found[name] = read
-            # The others stay where they lie.
-            if read.folder and read.folder != (top / name).parent:
+            # The others stay where they lie. As text: all are compared at each refresh.
+            if read.folder and str(read.folder) != os.path.dirname(f"{top}/{name}"):
                 behind_links.append(read.folder)
                 domain = self._domain(read, name, top, rights, kept)
                 found[name] = read._replace(entry=read.entry._replace(domain=domain))
@@ -282,6 +280,11 @@ class ManifestBundle(BaseDagBundle):
         )
         if again and turned:
             return self._list(hold=hold, again=again - 1)
+        by_path = {
+            read.folder / Path(name).name: name
+            for name, read in (found.items() if closed else ())
+            if read.folder
+        }
         for error in closed:
             if Path(error.filename) == self._folder:
                 said = f"{_away(self._folder, self.name)} cannot be read: {error.strerror}."

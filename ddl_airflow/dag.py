@@ -177,7 +177,7 @@ def dag_of_stub(
         content = OSError(0, unreadable) if unreadable else place.read_bytes()
         settings, at = Settings.of_this_parse(), None
         if settings.rights and not unreadable:
-            at = _place_now(folder, path, domain, settings.rights)
+            at = _place_of_stub(folder, path, domain, settings.rights)
         file = ManifestFile.of(Path(folder, path), source, content, settings, at)
         if was:  # no run begins by itself
             manual = file.manifest.model_copy(update={"schedule": None})
@@ -193,7 +193,7 @@ def dag_of_stub(
     return dag
 
 
-def _place_now(folder: str, path: str, domain: str, setting: str) -> Place | None:
+def _place_of_stub(folder: str, path: str, domain: str, setting: str) -> Place | None:
     """Where a manifest lies now, whose text was read before: its scripts are those there.
 
     Args:

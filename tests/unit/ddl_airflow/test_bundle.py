@@ -713,7 +713,7 @@ def test_a_folder_that_is_swapped_during_the_parse_gives_no_other_rights(
     of_vision(write_manifest(teams / "guests" / "sub", "guest"))
     write_manifest(teams / "guests" / "plain", "plain")
     bundle.refresh()
-    look = ddl_airflow.dag._place_now
+    look = ddl_airflow.dag._place_of_stub
 
     def swapped(folder, path, *more):
         found = look(folder, path, *more)
@@ -723,7 +723,7 @@ def test_a_folder_that_is_swapped_during_the_parse_gives_no_other_rights(
             sub.symlink_to("../vision")
         return found
 
-    monkeypatch.setattr(ddl_airflow.dag, "_place_now", swapped)
+    monkeypatch.setattr(ddl_airflow.dag, "_place_of_stub", swapped)
     found = parsed(bundle)
     assert NO_RIGHT in found["guests/sub/manifest.yml.py"]
     said = f"{teams}/vision/data is not a folder for manifests in {teams}/guests/plain"
@@ -961,9 +961,6 @@ def test_a_dag_behind_a_link_keeps_its_rights_while_its_manifest_is_away(
 
         monkeypatch.setattr("os.scandir", refused)
     bundle.refresh()
-    monkeypatch.undo() if how == "closed" else None
-    rights = {"rights": {str(teams / "vision"): {"connections": ["vision_s3"]}}}
-    monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", json.dumps(rights))
     assert parsed(bundle)["guests/x/b/manifest.yml.py"].dag_id == "b"
 
 
