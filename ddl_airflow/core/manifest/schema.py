@@ -12,6 +12,7 @@ from ddl_airflow.core.manifest.ffdl import FFDL_FIELDS, OUR_FIELDS
 from ddl_airflow.core.manifest.ffdl.model import FfdlManifest
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.sections.launchers import offered_kinds, own_kinds
+from ddl_airflow.core.manifest.sections.places import OF_AWS
 from ddl_airflow.core.manifest.sections.stores import store_kinds
 
 # Editors know this one best.
@@ -38,6 +39,7 @@ def json_schema() -> dict[str, Any]:
     # What may be written short.
     fields["schedule"]["anyOf"].append({"type": "string"})
     fields["experiment"]["anyOf"].append({"type": _ANY_SCALAR, "minLength": 1})
+    _as_of_then(sections)
     for event in sections["Notifications"]["properties"].values():
         event["items"] = {"anyOf": [event["items"], {"type": "string"}]}
     whole = fields["parameters"]["additionalProperties"]
@@ -55,6 +57,19 @@ def json_schema() -> dict[str, Any]:
         "else": {"$ref": "#/$defs/Manifest"},
         "$defs": sections,
     }
+
+
+def _as_of_then(sections: dict[str, Any]) -> None:
+    """Has what Watson Machine Learning's documents write otherwise, and is read."""
+    keys = sections["Connection"]["properties"]
+    keys |= {written: keys[own] for written, own in OF_AWS.items()}
+    author = sections["ModelDefinition"]["properties"]["author"]
+    author["anyOf"].append({"type": "string"})
+    for one in sections["Author"]["properties"]["email"]["anyOf"]:
+        one.pop("minLength", None)
+    of_framework = sections["Framework"]["properties"]["runtimes"]
+    one_of_them = {"type": "array", "minItems": 1, "maxItems": 1}
+    of_framework["anyOf"].append(one_of_them | {"items": {"$ref": "#/$defs/Runtimes"}})
 
 
 def _any_of(names: Iterable[str]) -> dict[str, Any]:

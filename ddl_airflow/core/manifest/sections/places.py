@@ -23,9 +23,9 @@ from ddl_airflow.core.selection import Selection, wrong_patterns
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 SECRET_FIELDS = ("access_key_id", "secret_access_key")
 # As boto3 has them; Watson Machine Learning took both.
-_OF_AWS = {f"aws_{name}": name for name in SECRET_FIELDS}
+OF_AWS = {f"aws_{name}": name for name in SECRET_FIELDS}
 # All names of fields that hold keys: to be masked, whatever else is wrong.
-WRITTEN_SECRET_FIELDS = (*SECRET_FIELDS, *_OF_AWS)
+WRITTEN_SECRET_FIELDS = (*SECRET_FIELDS, *OF_AWS)
 # Variables that ``${NAME}`` may read where the site says nothing else.
 MANIFEST_VARIABLES = ("DDL_*", "S3_*")
 UNPACKED_AND_STREAMED = (
@@ -83,7 +83,7 @@ class Connection(Section):
         if not isinstance(written, dict):
             return written
         return {
-            name if (own := _OF_AWS.get(name)) is None or own in written else own: value
+            name if (own := OF_AWS.get(name)) is None or own in written else own: value
             for name, value in written.items()
         }
 

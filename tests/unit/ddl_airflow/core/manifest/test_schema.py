@@ -14,6 +14,7 @@ import yaml
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
 from ddl_airflow.core.manifest.schema import json_schema
+from tests.unit.ddl_airflow.core.manifest.test_load import OF_THEN
 
 ROOT = Path(__file__).parents[5]
 PUBLISHED = ROOT / "docs" / "manifest.schema.json"
@@ -50,6 +51,13 @@ def test_published_schema_is_that_of_the_model() -> None:
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_good_manifests_are_good_to_an_editor(validator, path) -> None:
     assert [e.message for e in validator.iter_errors(yaml.safe_load(path.read_text()))] == []
+
+
+def test_what_watson_machine_learning_wrote_is_good_to_an_editor(validator) -> None:
+    text = OF_THEN.format(command="python train.py", name="small")
+    for author in ('{name: DL Developer, email: ""}', "DL Developer"):
+        written = yaml.safe_load(text.replace('{name: DL Developer, email: ""}', author))
+        assert [e.message for e in validator.iter_errors(written)] == []
 
 
 def test_bad_manifests_are_bad_to_an_editor_where_a_schema_can_know() -> None:
