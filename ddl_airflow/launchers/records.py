@@ -39,6 +39,7 @@ _PERMANENT_EXCEPTIONS = frozenset({"SyntaxError", "ImportError", "LeftTensorFlow
 _CONSEQUENCES = frozenset(
     {"AbortedError", "FailedPreconditionError", "RankGoneError", "UnavailableError"}
 )
+_ENDED_EARLY = "has already ended its script"  # the engine's words
 _COMMAND_NOT_FOUND = 127
 # Fields of a rank's record, by what they hold; docs/process-contract.md.
 _TIMES = ("started", "ended", "asked_to_end", "released")
@@ -405,6 +406,10 @@ def _first_failure(handle: JobHandle, records: dict[int, dict[str, Any]]) -> Ran
     causes = [(at, r) for at, r in failed if not _saw_another_die(r)]
     if causes:
         return _explain(min(causes, key=lambda pair: pair[0] or 0.0)[1])
+    # Nobody died before that one: who is killed without a word then is killed with the job.
+    early = [(at, r) for at, r in failed if _saw_another_end_early(r)]
+    if early:
+        return _explain(min(early, key=lambda pair: pair[0] or 0.0)[1])
     for rank, record in records.items():
         if not {"ended", "asked_to_end", "exception"} & record.keys():
             return RankFailure(
@@ -422,6 +427,11 @@ def _first_failure(handle: JobHandle, records: dict[int, dict[str, Any]]) -> Ran
 
 def _saw_another_die(record: dict[str, Any]) -> bool:
     return record.get("exception", {}).get("type") in _CONSEQUENCES
+
+
+def _saw_another_end_early(record: dict[str, Any]) -> bool:
+    message = record.get("exception", {}).get("message", "")
+    return _saw_another_die(record) and _ENDED_EARLY in message
 
 
 def killed_on(handle: JobHandle, host: str) -> RankFailure | None:

@@ -297,6 +297,16 @@ def test_rank_that_died_is_blamed_not_one_that_saw_it_first(tmp_path, died, erro
     assert "SIGKILL" in failure.reason
 
 
+def test_rank_that_ended_its_script_first_and_was_killed_with_the_job_is_not_blamed(tmp_path):
+    # mpirun's SIGKILL came before the others had written that they were told to end.
+    said = 'AllReduce "AllReduce": rank 1 has already ended its script, but rank 0 still runs'
+    seen = raised(3.9, "FailedPreconditionError", message=said)
+    failure = status_of(tmp_path, seen, {}, {}).failure
+    assert (failure.rank, failure.exception) == (0, "FailedPreconditionError")
+    failure = status_of(tmp_path, seen, {"ended": 4.0, "exit_code": 3}, {}).failure
+    assert (failure.rank, failure.exit_code) == (1, 3)
+
+
 def test_rank_that_saw_another_die_is_better_than_none(tmp_path):
     asked = {"asked_to_end": 4.0, "ended": 4.1, "exit_code": 143}
     failure = status_of(tmp_path, raised(3.9, "FailedPreconditionError"), asked).failure
