@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from io import BytesIO
-from pathlib import Path
 
 import pytest
-from PIL import Image
 from playwright.sync_api import expect, sync_playwright
 
 from ddl_airflow.demo.site import USER
 from tests.limits import within
 
-# Those of the documentation, which `make screenshots` takes.
-SCREENSHOTS = Path(__file__).parents[2] / "docs" / "screenshots"
-_COLOURS = 128
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 # Without these a headless Chromium looks for hosts that a closed network does not have.
 _QUIET = [
@@ -49,18 +42,3 @@ def page(browsed):
     browsed.set_default_timeout(within(30_000))
     expect.set_options(timeout=within(30_000))
     return browsed
-
-
-def shot(page, name):
-    """Keeps a picture where DDL_SCREENSHOTS says, for people to look at."""
-    if folder := os.environ.get("DDL_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"{name}.png")
-
-
-def picture(page, name):
-    """One that the documentation shows; in few colours, to be small."""
-    shot(page, name)
-    if os.environ.get("DDL_DOCS_SCREENSHOTS"):
-        with Image.open(BytesIO(page.screenshot())) as taken:
-            few = taken.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
-        few.save(SCREENSHOTS / f"{name}.png", optimize=True)

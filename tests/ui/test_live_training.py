@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from ddl_airflow.links import TAB
 from tests.integration.test_approval import has_asked
 from tests.limits import until, within
-from tests.ui.conftest import picture
+from tests.screenshots import picture
 
 pytestmark = pytest.mark.integration
 

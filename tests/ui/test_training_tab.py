@@ -14,7 +14,7 @@ from ddl_airflow.demo.show import DATA_BUCKET
 from ddl_airflow.links import TAB
 from tests.event_files import losses, write_events
 from tests.limits import within
-from tests.ui.conftest import picture, shot
+from tests.screenshots import picture, shot
 
 pytestmark = pytest.mark.integration
 

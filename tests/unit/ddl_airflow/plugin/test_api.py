@@ -8,9 +8,6 @@ import pytest
 
 from tests.limits import within
 
-# Airflow's own import of Starlette's test client warns of the client's name.
-pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx`")
-
 
 @pytest.fixture
 def get():

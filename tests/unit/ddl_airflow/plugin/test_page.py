@@ -17,11 +17,8 @@ from ddl_airflow.lineage.production import PRODUCTION, point
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.storage.stores import open_store
 from tests.limits import until, within
+from tests.screenshots import shot
 from tests.unit.ddl_airflow.plugin.conftest import BELOW
-
-# Airflow's own import of Starlette's test client warns of the client's name.
-pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx`")
-
 
 HIDE = """hidden => {
     Object.defineProperty(document, "hidden", {configurable: true, get: () => hidden});
@@ -34,12 +31,6 @@ def without_fault(page):
     found = Axe().run(page.frames[1])
     assert [(one["id"], one["nodes"][0]["html"]) for one in found.response["violations"]] == []
     assert len(found.response["passes"]) > 10
-
-
-def shot(page, name):
-    """Keeps a picture where DDL_SCREENSHOTS says, for people to look at."""
-    if folder := os.environ.get("DDL_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"{name}.png")
 
 
 def busy_at(number):

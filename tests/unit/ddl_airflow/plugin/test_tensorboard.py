@@ -31,10 +31,7 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.storage.experiments import claim
 from tests.event_files import losses, write_events
 from tests.limits import until, within
-from tests.ui.conftest import shot
-
-# Airflow's own import of Starlette's test client warns of the client's name.
-pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx`")
+from tests.screenshots import shot
 
 
 @pytest.fixture

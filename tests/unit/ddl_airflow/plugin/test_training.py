@@ -30,9 +30,6 @@ from ddl_airflow.plugin.training import (
 from ddl_airflow.plugin.unchanged import Unchanged
 from tests.limits import until, within
 
-# Airflow's own import of Starlette's test client warns of the client's name.
-pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx`")
-
 
 @pytest.fixture
 def layout(tmp_path):
