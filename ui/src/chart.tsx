@@ -15,6 +15,9 @@ export interface Drawn {
 const MOST_ROWS = 24;
 const MOST_GAPS = 3;
 const HEIGHT = 210;
+// Between two marks along the steps: with parts of a step uPlot would never come to the end of an
+// axis whose numbers are so large that they have none.
+const WHOLE = Array.from({ length: 16 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 
 const style = (name: string) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -34,7 +37,7 @@ function options(lines: Drawn[], smooth: boolean, width: number, told: (index: n
     series,
     scales: { x: { time: false } },
     axes: [
-      { stroke: ink, grid, ticks: grid, values: (_, at) => at.map((value) => (Number.isInteger(value) ? count(value) : "")) },
+      { stroke: ink, grid, ticks: grid, incrs: WHOLE, values: (_, at) => at.map(count) },
       { stroke: ink, grid, ticks: grid, size: 64, values: (_, at, _axis, _space, step) => ticks(at, step) },
     ],
     legend: { show: false },

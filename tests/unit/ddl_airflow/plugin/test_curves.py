@@ -101,6 +101,24 @@ def test_more_than_fits_into_one_answer_is_said_to_be_more(told, monkeypatch):
     assert seen == list(range(200))
 
 
+@pytest.mark.parametrize("far", [2**53 - 1, 2**53, 10**18, 2**63, -(2**63), 1e18, 1e300])
+def test_however_far_a_step_is_the_next_answer_goes_on(told, monkeypatch, far):
+    monkeypatch.setattr(curves, "_MOST_BYTES", 4096)
+    told({"t": 0, "source": "ops", "step": far, "comm_s": 0.0})
+    told(*({"t": n, "source": "keras", "step": far, "loss": n} for n in range(200)))
+    cursor = ""
+    for _ in range(100):
+        answer = told.read(cursor=cursor)
+        drawn = [part for curve in answer["curves"] for part in curve["parts"]]
+        assert all(step < 2**53 for part in drawn for step in part["steps"])
+        assert str(Cursor.read(answer["cursor"])) == answer["cursor"]
+        cursor = answer["cursor"]
+        if not answer["more"]:
+            break
+    assert Cursor.read(cursor).offset == told.path.stat().st_size
+    assert told.read(cursor=cursor)["curves"] == []
+
+
 def test_no_answer_takes_much_of_the_memory_that_all_requests_share(told):
     """Of 500,000 points it was 45 MB, and eight may be made at once."""
     numbers = {f"m{number}": 0.5 + number for number in range(50)}

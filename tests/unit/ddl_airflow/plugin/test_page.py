@@ -445,6 +445,16 @@ def test_the_numbers_beside_a_curve_differ_and_fit(tab, site, first, each):
     assert max(map(len, beside)) <= 9, said
 
 
+@pytest.mark.parametrize("first", [1, 2**53 - 2])
+def test_steps_however_far_are_drawn(tab, site, first):
+    """A script may count as it likes: with marks at parts of such a step a browser never ended."""
+    for step in (first, 2**53 - 1, 2**53, 10**18):
+        site.progress({"t": 1.0, "step": step, "loss": 0.5})
+    _, frame = tab()
+    expect(frame.locator("figure canvas")).to_have_count(1)
+    expect(value_of(frame, "step")).to_have_text("9,007,199,254,740,991")
+
+
 def test_a_dag_that_is_not_ours_has_one_line(tab):
     _, frame = tab("dag_id=others&run_id=run")
     expect(frame.locator("#none")).to_contain_text("This DAG has no training")
@@ -604,6 +614,27 @@ def test_all_of_two_long_trainings_is_compared(tab, published, monkeypatch):
     loss = frame.locator("figure", has=frame.locator("h3", has_text=re.compile("^loss$")))
     loss.locator("summary").click()
     expect(loss.locator("tbody tr").last).to_contain_text(re.compile("^4,000"))
+
+
+def test_a_comparison_of_what_never_ends_is_shown_and_asks_no_more(tab, published):
+    """The server, or a proxy before it, always says that there is more."""
+    page, frame = tab("")
+    for one in ("digits/run", "mnist-tf1/first"):
+        frame.get_by_label(f"Compare {one}").check()
+    asked = []
+
+    def answer(route):
+        asked.append(time.monotonic())
+        part = {"job": 0, "steps": [1, 2], "values": [0.5, 0.25], "gaps": []}
+        told = {"curves": [{"name": "loss", "measured_on": "", "parts": [part]}], "again": False}
+        route.fulfill(json=told | {"cursor": "0.0.0.2.0.7", "more": True})
+
+    page.route("**/ddl/curves/digits/**", answer)
+    frame.get_by_role("link", name="Compare the two").click()
+    expect(frame.locator("figure", has=frame.locator("h3", has_text="loss"))).to_have_count(1)
+    page.wait_for_timeout(500)
+    assert len(asked) == 2
+    assert asked[1] - asked[0] > 0.1  # others are served in between
 
 
 def test_trainings_of_a_dag(tab, published):
