@@ -1,13 +1,11 @@
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { smoothed } from "./curves";
+import type { Part } from "./server";
 import { count, number, ticks } from "./words";
 
-export interface Drawn {
+export interface Drawn extends Omit<Part, "job"> {
   name: string;
-  steps: number[];
-  values: (number | null)[];
-  gaps: [number, number, string][];
   dash: number[];
   colour: number; // which of the theme's
 }
@@ -80,7 +78,9 @@ export function Chart(
   const data = useMemo(() => {
     const tables = lines.flatMap((line): uPlot.AlignedData[] => {
       const raw: uPlot.AlignedData = [line.steps, line.values];
-      return weight ? [raw, [line.steps, smoothed(line.values, weight)]] : [raw];
+      if (!weight) return [raw];
+      const { steps, values } = smoothed(line, weight);
+      return [raw, [steps, values]];
     });
     return tables.length ? uPlot.join(tables) : ([[]] as unknown as uPlot.AlignedData);
   }, [lines, weight]);

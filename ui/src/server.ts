@@ -1,10 +1,10 @@
 // What the plugin's server and Airflow's API answer, and how often they are asked.
 
-export interface Part {
+export interface Points { steps: number[]; values: (number | null)[] }
+export interface Part extends Points {
   job: number;
-  steps: number[];
-  values: (number | null)[];
   gaps: [number, number, string][];
+  means?: Points | null; // where points were left out, and extremes kept
 }
 export interface Curve { name: string; measured_on: string; parts: Part[] }
 export interface Curves { curves: Curve[]; cursor: string; more: boolean; again: boolean }

@@ -103,6 +103,7 @@ export function drawn(curve: Curve, jobs: Job[]): Drawn[] {
     steps: part.steps,
     values: part.values,
     gaps: part.gaps,
+    means: part.means,
     dash: DASHES[(parts.length - 1 - index) % DASHES.length]!,
     colour: part.job,
   }));

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from ddl_airflow.core.curves import downsampled
+from ddl_airflow.core.curves import averaged, downsampled
 from ddl_airflow.plugin import curves
 from ddl_airflow.plugin.curves import Cursor, read_curves
 
@@ -244,3 +244,38 @@ def test_fewer_points_keep_ends_spikes_and_order(count):
     if count > 1000:
         told = [value for _, value in drawn]
         assert {9.0, -9.0} <= set(told) and any(map(math.isnan, told))
+
+
+def test_means_of_a_long_curve_are_those_of_all_its_points(told):
+    """The least and the greatest of each stretch are drawn, whose mean is another."""
+    values = [100.0 if step % 50 == 0 else 1.0 for step in range(10_000)]
+    told(*({"t": n, "source": "keras", "step": n, "loss": v} for n, v in enumerate(values)))
+    answer = told.read(points=800)
+    (part,) = answer["curves"][0]["parts"]
+    assert sum(part["values"]) / len(part["values"]) > 20
+    means = part["means"]["values"]
+    assert len(means) == 160 and sum(means) / len(means) == pytest.approx(2.98, rel=0.01)
+    # Each at a step that is drawn, for that is what a pointer finds.
+    assert set(part["means"]["steps"]) <= set(part["steps"])
+    assert part["means"]["steps"][-1] == 9999
+    assert len(json.dumps(answer)) < 32 * 1024
+    # Where each point is drawn there is nothing to make good.
+    told({"t": 1e5, "source": "keras", "step": 10_000, "loss": 1.0})
+    (part,) = told.read(cursor=answer["cursor"])["curves"][0]["parts"]
+    assert part["means"] is None
+
+
+@pytest.mark.parametrize(
+    ("values", "means"),
+    [
+        ([1.0, math.nan, 3.0, math.inf], [2.0]),
+        ([math.nan, -math.inf], [math.nan]),
+        ([1.7e308] * 3, [1.7e308]),
+        ([-1.7e308, 1.7e308], [0.0]),
+        ([2**62, 2**62], [2.0**62]),
+    ],
+)
+def test_a_mean_is_of_what_are_numbers(values, means):
+    ((step, mean),) = averaged(list(enumerate(values)), 1)
+    assert step == len(values) - 1
+    assert mean == pytest.approx(means[0], nan_ok=True)

@@ -229,6 +229,57 @@ def test_who_looks_at_a_part_of_a_curve_goes_on_looking_there(tab, site):
     assert pointed_at(0.95) == closer
 
 
+# Lines as they are drawn: the width of each, and the least, greatest and last height in it.
+LINES = """() => {
+    const found = [], context = CanvasRenderingContext2D.prototype, path = Path2D.prototype;
+    const { stroke } = context, { lineTo } = path;
+    path.lineTo = function (x, y) {
+        (this.heights ??= []).push(y);
+        lineTo.call(this, x, y);
+    };
+    context.stroke = function (line) {
+        const all = line?.heights ?? [], ends = [Math.min(...all), Math.max(...all), all.at(-1)];
+        if (all.length > 50) found.push([this.lineWidth, ...ends]);
+        stroke.apply(this, arguments);
+    };
+    dispatchEvent(new Event("theme"));  // draws all anew
+    return new Promise((done) => setTimeout(() => done(found), 500));
+}"""
+
+
+@pytest.mark.parametrize("compared", [False, True])
+def test_a_long_curve_is_smoothed_by_its_means(tab, published, compared):
+    """Of each stretch the extremes are drawn; a spike of one step in 50 is no half of the curve."""
+    path = published.layout.progress
+    values = [100.0 if step % 50 == 0 else 1.0 for step in range(10_000)]
+    path.unlink()
+    published.progress(*({"t": 1.0, "step": n, "loss": v} for n, v in enumerate(values)))
+    page, frame = tab("" if compared else "dag_id=digits&run_id=run")
+    if compared:
+        for one in ("digits/run", "mnist-tf1/lost"):
+            frame.get_by_label(f"Compare {one}").check()
+        published.recorded("lost").progress.write_text("")
+        frame.get_by_role("link", name="Compare the two").click()
+    loss = frame.locator("figure", has=frame.locator("h3", has_text=re.compile("^loss$")))
+    expect(loss.locator(".plot")).to_have_attribute("aria-label", re.compile("to step 9,999,"))
+    slider = frame.get_by_label("Smoothing")
+    slider.focus()
+    page.keyboard.press("End")
+    expect(slider).to_have_value("0.98")
+    (faint, top, bottom, _), (strong, *smooth) = page.frames[1].evaluate(LINES)[-2:]
+    assert (faint, strong) == (1, 2)
+    shown = [1 + 99 * (bottom - height) / (bottom - top) for height in smooth]
+    assert 2 < min(shown) <= max(shown) < 5, shown
+    # What comes later is drawn point by point, and counts for its steps alone.
+    published.progress(*({"t": 2.0, "step": n, "loss": 1.0} for n in range(10_000, 10_050)))
+    look_again(page)
+    shot(page, f"smoothed-{compared}")
+    if not compared:
+        expect(value_of(frame, "step")).to_have_text("10,049")
+        (_, top, bottom, _), (_, *_, last) = page.frames[1].evaluate(LINES)[-2:]
+        assert 2 < 1 + 99 * (bottom - last) / (bottom - top) < 4
+
+
 def test_a_long_training_is_read_to_its_end_once(tab, site):
     """Its numbers come in several answers, which are no growth of what is shown."""
     site.progress({"t": 1.0, "step": 1, "loss": 1.0})
