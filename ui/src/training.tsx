@@ -8,7 +8,7 @@ import {
   again, ask, isOver, pathOf, Refused, tasksOf,
   type About, type Curve, type Curves, type Facts, type Job, type Task,
 } from "./server";
-import { at, bytes, cores, count, number, percent, said, short, spoken, time, titleOf, zone } from "./words";
+import { at, bytes, cores, count, isTime, number, percent, said, short, spoken, time, titleOf, zone } from "./words";
 
 const POINTS = 800;
 const OURS = new Set(["StageDataOperator", "TrainOperator", "TransformOperator", "EvaluateOperator", "UploadResultsOperator"]);
@@ -195,7 +195,7 @@ function Tries({ jobs }: { jobs: Job[] }) {
           <li key={job.name} class={job.state}>
             <span aria-hidden="true">{sign(job.state)}</span> <b>{job.name}</b>
             {job.hosts.length > 0 && ` on ${job.hosts.slice(0, 4).join(", ")}${job.hosts.length > 4 ? " …" : ""}`}: {job.words}
-            {job.started !== null && <span class="source" title={zone}> {at(job.started)}{job.ended !== null && `, ${time(job.ended - job.started)}`}</span>}
+            {isTime(job.started) && <span class="source" title={zone}> {at(job.started)}{job.ended !== null && `, ${time(job.ended - job.started)}`}</span>}
           </li>
         ))}
       </ol>

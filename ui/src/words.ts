@@ -49,19 +49,29 @@ export function ticks(values: readonly number[], step: number): string[] {
   return values.map((value) => (value === 0 ? plain.format(0) : format.format(value)));
 }
 
-export function time(seconds: number | null | undefined): string {
-  if (seconds == null || !Number.isFinite(seconds)) return "–";
+// Records hold what ranks and their clocks say, which may be anything; at what is no time, Intl throws.
+const YEAR_10000 = 253_402_300_800;
+const LONGEST_S = 1e10; // three centuries
+export const isTime = (seconds: unknown): seconds is number =>
+  typeof seconds === "number" && seconds >= 0 && seconds < YEAR_10000;
+
+// Of a text, in unix seconds.
+export function parsed(moment: unknown): number | null {
+  const seconds = Date.parse(String(moment)) / 1000;
+  return isTime(seconds) ? seconds : null;
+}
+
+export function time(seconds: unknown): string {
+  if (typeof seconds !== "number" || !(seconds >= 0 && seconds < LONGEST_S)) return "–";
   if (seconds < 100) return `${plain.format(Math.ceil(seconds))} s`;
   const minutes = Math.ceil(seconds / 60);
   return minutes < 100 ? `${minutes} min` : `${plain.format(Math.floor(minutes / 60))} h ${minutes % 60} min`;
 }
 
-export const at = (seconds: number | null | undefined): string =>
-  seconds == null ? "–" : moment.format(seconds * 1000);
+export const at = (seconds: unknown): string => (isTime(seconds) ? moment.format(seconds * 1000) : "–");
 
 // In a table of many, where seconds tell nothing.
-export const around = (seconds: number | null | undefined): string =>
-  seconds == null ? "–" : minute.format(seconds * 1000);
+export const around = (seconds: unknown): string => (isTime(seconds) ? minute.format(seconds * 1000) : "–");
 
 export function bytes(value: number): string {
   if (value < 1024) return `${plain.format(value)} B`;

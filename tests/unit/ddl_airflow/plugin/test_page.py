@@ -1104,6 +1104,46 @@ def test_times_are_in_the_zone_that_was_chosen_in_airflow(tab, published):
     expect(frame.locator("h1")).to_be_visible()
 
 
+@pytest.mark.parametrize(
+    ("moment", "seconds"),
+    [
+        ("+300000-01-01T00:00:00Z", 9.4e12),
+        ("9999999-12-31", 1e300),
+        ("nonsense", -1e300),
+        ("0001-01-01T00:00:00Z", -5.0),
+        (["soon"], "NaN"),
+        (1e300, 8.64e12),
+    ],
+)
+def test_a_time_that_is_none_ends_no_page(tab, published, moment, seconds):
+    """Ranks write most of what says one, and their clocks, too, may say what they like."""
+    layout = published.run("mnist-tf1", "first")
+    record = json.loads((layout.kept / "record.json").read_bytes())
+    record["run"]["started"] = moment
+    record["result"]["goodput"] = {"held_s": seconds}
+    for name in ("record.json", "lineage.json"):
+        (layout.kept / name).write_text(json.dumps(record))
+    for number in (1, 2):
+        told = {"started": seconds, "ended": 1e300 / number, "exit_code": 0}
+        rank_record(layout, f"try-{number}", 0, **told)
+    spent = {"rank": 0, "run_s": seconds, "comm_s": seconds, "wait_s": seconds}
+    layout.statistics.write_text(json.dumps({"ranks": [spent]}))
+    lines = [{"t": t, "step": n, "steps": 2**53 - 1} for n, t in enumerate((0.0, 1e18))]
+    layout.progress.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    page, frame = tab("dag_id=mnist-tf1&run_id={RUN_ID}")
+    row = frame.locator("#trainings tr", has=frame.get_by_text("first", exact=True))
+    expect(row.locator("td").last).to_have_text("–")
+    expect(row.locator("td.number").nth(1)).to_have_text("–")
+    row.get_by_role("link", name=re.compile("^mnist")).click()
+    expect(frame.locator("#tries li")).to_have_count(2)
+    expect(frame.locator("#tries li").last).not_to_have_text(re.compile(r"\d{5}|-\d"))
+    shot(page, f"times-{seconds}")
+    frame.get_by_role("link", name="Lineage, with all digests").click()
+    frame.get_by_role("button", name=re.compile("^run")).click()
+    started = frame.locator(".facts > div", has_text="started").locator("dd")
+    expect(started).to_have_text(re.compile(r"\d{5}|soon|nonsense|0001-01-01|1e\+300"))
+
+
 def test_a_lineage_that_does_not_come_at_first_comes_later(tab, published):
     page, frame = tab("dag_id=mnist-tf1&run_id=first")
     page.route("**/ddl/graph/**", busy_at(1))
