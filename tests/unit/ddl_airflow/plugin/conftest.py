@@ -51,6 +51,7 @@ class Site:
         self.tasks = dict.fromkeys(ROAD, "success")
         # Of their task instances: a new one at each clear.
         self.ids = {name: str(uuid4()) for name in ROAD}
+        self.tried = 1  # times that train was
         self.others = 0  # tasks of the DAG that are none of ours, before them by name
         self.url = ""
         self.sent: list[tuple[str, dict]] = []
@@ -121,11 +122,12 @@ class Site:
             found = [
                 {
                     **{"id": self.ids[name], "task_id": name, "task_display_name": name},
-                    **{"operator_name": ROAD[name], "state": state},
+                    **{"operator_name": ROAD[name], "state": state, "try_number": self.tried},
                 }
                 for name, state in sorted(self.tasks.items())
             ]
             other = {"task_id": "a", "task_display_name": "a", "state": "success"}
+            other["try_number"] = 1
             own = {**other, "task_id": "before", "task_display_name": "before"}
             found = [other] if dag == "others" else [*found, own]
             more = [other | {"task_id": f"a-{number}"} for number in range(self.others)]

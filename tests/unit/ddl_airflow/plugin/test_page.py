@@ -981,15 +981,34 @@ def test_a_dag_of_many_tasks_is_read_to_its_end(tab, site):
     expect(frame.locator("#none")).to_have_count(0)
 
 
-def test_a_rank_that_was_killed_is_at_work_no_more(tab, site):
-    site.tasks["train"] = "failed"
+@pytest.mark.parametrize("state", ["failed", "up_for_retry", "running"])
+def test_a_rank_that_was_killed_is_at_work_no_more(tab, site, state):
+    """With its worker, which then says nothing of the end either: Airflow finds out."""
+    site.tasks["train"] = "running"
+    site.progress(*({"t": 1.0 + n, "step": n, "steps": 100} for n in range(3)))
     rank_record(site.layout, "try-1", 0, started=100.0)
     usage = {"t": 110.0, "cores": 2.5, "cpu_s": 9.0, "memory": 2 << 30, "peak": 3 << 30}
     (site.layout.state / "try-1" / "rank-0.usage").write_text(json.dumps(usage))
-    _, frame = tab()
+    page, frame = tab()
     row = frame.locator("section", has_text="Where it runs").locator("tbody tr")
     expect(row).to_contain_text("2.52 GiB, at most 3 GiBat work")
+    expect(frame.locator("#tries li")).to_contain_text("1 rank at work")
+    expect(value_of(frame, "left")).to_have_text("98 s")
+    # Of a scheduler's job nobody waits in a worker.
+    for waits in ("deferred", "queued"):
+        site.tasks["train"] = waits
+        look_again(page)
+        expect(frame.locator("#tasks")).to_contain_text(f"train: {waits}")
+        expect(row).to_contain_text("at work")
+    site.tasks["train"] = state
+    site.tried += state == "running"
+    look_again(page)
+    expect(row).to_contain_text("EPYC––at most 3 GiBsaid no more")
+    expect(frame.locator("#tries li")).to_contain_text("was ended, and its ranks said no more")
+    expect(value_of(frame, "left")).to_have_count(0)
+    shot(page, f"killed-{state}")
     site.fail("the job was ended.", None)
+    look_again(page)
     expect(row).to_contain_text("0.9at most 3 GiBsaid no more")
 
 
