@@ -161,7 +161,7 @@ def app() -> FastAPI:
                 "failure": read_failure(layout),
                 "jobs": read_jobs(layout, files),
                 "communication": read_communication(layout, files),
-                "checkpoints": read_checkpoints(layout),
+                "checkpoints": read_checkpoints(layout, record),
                 "measurements": read_measurements(layout, record, lineages),
                 "facts": facts(record),
                 "logs": ranks_with_logs(layout.logs),

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import sys
 import threading
 import time
@@ -28,6 +29,7 @@ from ddl_airflow.plugin.training import (
     read_starts,
 )
 from ddl_airflow.plugin.unchanged import Unchanged
+from ddl_airflow.storage.experiments import claim
 from tests.limits import until, within
 
 
@@ -91,7 +93,7 @@ def test_how_far_it_is_is_known_long_after_the_script_said_it(layout):
 def test_a_training_that_told_nothing(layout):
     assert set(read_pace(layout).values()) == {None, False}
     assert read_failure(layout) is None and read_communication(layout) is None
-    assert read_jobs(layout) == read_checkpoints(layout) == []
+    assert read_jobs(layout) == read_checkpoints(layout, {}) == []
 
 
 @pytest.mark.parametrize(
@@ -637,7 +639,7 @@ def test_checkpoints_are_files_of_the_training(layout):
     for age, path in enumerate(sorted(layout.root.rglob("*.*"))):
         if not path.is_symlink():
             os.utime(path, (1000 + age, 1000 + age))
-    told = {(one["name"], one["step"], one["bytes"]) for one in read_checkpoints(layout)}
+    told = {(one["name"], one["step"], one["bytes"]) for one in read_checkpoints(layout, {})}
     assert told == {
         *(("mnist-50", 50, 20), ("at-step_400.keras", 400, 1)),
         # What an epoch or a loss may be is not taken for a step.
@@ -645,6 +647,42 @@ def test_checkpoints_are_files_of_the_training(layout):
         ("best.weights.h5", None, 1),
         ("best.hdf5", None, 1),
     }
+
+
+def test_checkpoints_in_an_experiment_with_a_name_are_the_trainings(workspace, client):
+    named = kept(workspace, "a", "r", {"state": "running", "step": "train"}, of="shared")
+
+    def listed():
+        return [one["name"] for one in client.get("/about/a/r").json()["checkpoints"]]
+
+    claim(workspace, "shared", "a", in_manifest=True)
+    named.experiment.mkdir(parents=True)
+    (named.experiment / "model-step-5.keras").write_bytes(b"x")
+    assert listed() == ["model-step-5.keras"]
+    # When it has ended it is what the training left, for others go on.
+    named.experiment_copy.mkdir(parents=True)
+    (named.experiment_copy / "model-step-9.keras").write_bytes(b"x")
+    (named.experiment / "model-step-50.keras").write_bytes(b"x")
+    assert listed() == ["model-step-9.keras"]
+    shutil.rmtree(named.experiment_copy)
+    named.experiment_copy.symlink_to(workspace)
+    assert listed() == []
+
+
+@pytest.mark.parametrize("name", ["others", "..", "a/b", "", 5, ["x"], "x" * 300])
+def test_checkpoints_of_anothers_experiment_are_not_shown(workspace, client, name):
+    made = kept(workspace, "a", "r", {"state": "running", "step": "train"})
+    for dag_id in ("others", "."):
+        (workspace / "experiments" / dag_id).mkdir(parents=True, exist_ok=True)
+        (workspace / "experiments" / dag_id / "secret.keras").write_bytes(b"x")
+    (workspace / "secret.keras").write_bytes(b"x")
+    (workspace / "experiments" / ".owners").mkdir()
+    (workspace / "experiments" / ".owners" / "others.json").write_text('{"b": true}')
+    said = json.loads((made.kept / "record.json").read_text())
+    said["run"]["experiment"] = name
+    (made.kept / "record.json").write_text(json.dumps(said))
+    answer = client.get("/about/a/r")
+    assert (answer.status_code, answer.json()["checkpoints"]) == (200, [])
 
 
 def test_what_made_it_is_told_without_what_is_long():
@@ -664,12 +702,12 @@ def test_what_made_it_is_told_without_what_is_long():
 # --- all of them ----------------------------------------------------------------------------------
 
 
-def kept(workspace, dag_id, run_id, outcome, **sections):
+def kept(workspace, dag_id, run_id, outcome, of="", **sections):
     from datetime import UTC, datetime
 
     from ddl_airflow.site import training_of
 
-    made = RunLayout(workspace, dag_id, training_of(dag_id, run_id))
+    made = RunLayout(workspace, dag_id, training_of(dag_id, run_id), of)
     made.create()
     at = datetime(2026, 11, 20, tzinfo=UTC)
     run = Run(dag_id=dag_id, run_id=run_id, type="manual", due=at, started=at)
