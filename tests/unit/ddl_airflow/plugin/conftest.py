@@ -56,6 +56,7 @@ class Site:
         self.url = ""
         self.sent: list[tuple[str, dict]] = []
         self.refused = 0
+        self.lists: list[int] = []  # status of each answer to who asked for all trainings
         self.production: list[Any] = []
         self.paused = False
         # Airflow's own, the oldest first.
@@ -106,7 +107,10 @@ class Site:
         async def sometimes(request: Request, call_next):
             if self.refused and "/ddl/about" in request.url.path:
                 return HTMLResponse('{"detail": "Forbidden"}', self.refused)
-            return await call_next(request)
+            answer = await call_next(request)
+            if request.url.path.endswith("/ddl/trainings"):
+                self.lists.append(answer.status_code)
+            return answer
 
         app.mount("/ddl", plugin)
 

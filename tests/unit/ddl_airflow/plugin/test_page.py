@@ -463,6 +463,21 @@ def test_a_list_that_is_cut_says_so(tab, published, monkeypatch):
     expect(frame.locator("#left-out")).to_have_count(0)
 
 
+def test_a_list_that_has_not_changed_is_not_sent_to_a_browser_again(tab, published):
+    page, frame = tab("")
+    rows = frame.locator("#trainings tbody tr")
+    expect(rows).to_have_count(4)
+    published.lists.clear()
+    for _ in range(3):
+        with page.expect_response("**/ddl/trainings"):
+            look_again(page)
+    expect(rows).to_have_count(4)
+    assert published.lists[-3:] == [304] * 3
+    published.recorded("new", state="failed", step="train")
+    look_again(page)
+    expect(rows).to_have_count(5)
+
+
 def test_a_training_whose_folder_is_gone_says_so(tab, site):
     site.tasks |= {"train": "running", "upload_results": None}
     _, frame = tab("dag_id=digits&run_id=cleaned")
