@@ -180,7 +180,7 @@ def _take(
         of = "" if name == "examples_per_s" else source_of(name, _text(source))
         metrics[name].source = of
         part = metrics[name].jobs.setdefault(at.job, {})
-        part[at.step if step is None else step] = number_of(value)
+        part[at.step if step is None else step] = float(number_of(value))
         taken += 1
     return taken
 

@@ -124,7 +124,15 @@ def read_measurements(
         else:
             return []  # no step has come so far, or one has begun again
         return [one.dump() | {"measured_on": one.measured_on} for one in newest(known).values()]
-    except (StagingError, OSError, LookupError, TypeError, ValueError, AttributeError):
+    except (
+        StagingError,
+        OSError,
+        LookupError,
+        ArithmeticError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ):
         return []  # it is of another version of ours, or another step is to come
 
 

@@ -40,7 +40,7 @@ function differences(sides: Side[]): [string, string[]][] {
     .filter(({ exact: [one, other] }) => one !== other)
     .map(({ name, exact }): [string, string[]] => {
       const texts = told.map((one) => (one.has(name) ? said(one.get(name)) : "–"));
-      // Two that are the same once they are rounded, or joined, are shown as they are.
+      // Two that are the same once they are joined are shown as they are.
       return [name, texts[0] === texts[1] ? exact : texts];
     });
 }

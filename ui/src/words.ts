@@ -3,7 +3,6 @@
 const locale = navigator.language;
 const plain = new Intl.NumberFormat(locale, { maximumFractionDigits: 0 });
 const significant = new Intl.NumberFormat(locale, { minimumSignificantDigits: 4, maximumSignificantDigits: 4 });
-const loose = new Intl.NumberFormat(locale, { maximumSignificantDigits: 4 });
 const tiny = new Intl.NumberFormat(locale, { notation: "scientific", maximumSignificantDigits: 3 });
 const tenths = new Intl.NumberFormat(locale, { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 const share = new Intl.NumberFormat(locale, { style: "percent", maximumFractionDigits: 0 });
@@ -29,10 +28,13 @@ export const percent = (value: number): string => share.format(value);
 const exponent = (value: number) =>
   Number.isFinite(value) && value !== 0 && (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e9);
 
-// Of a metric: always as many digits, so that nothing moves while it changes.
+// Of a metric: always as many digits, so that nothing moves while it changes; but of a whole number
+// all, which comes as a text if JavaScript would round it.
 export function number(value: number | string | null | undefined): string {
+  if (typeof value === "string" && /^-?\d+$/.test(value)) return plain.format(BigInt(value));
   const known = typeof value === "string" ? Number(value) : value;
   if (known == null) return "–";
+  if (Number.isSafeInteger(known) && Math.abs(known) >= 1000) return plain.format(known);
   if (!Number.isFinite(known)) return String(value);
   return exponent(known) ? tiny.format(known) : significant.format(known);
 }
@@ -106,12 +108,12 @@ function last(line: string): string {
 
 export const spoken = (state: string): string => state.replaceAll("_", " ");
 
-// A fact of a record, whatever it is.
+// A fact of a record, whatever it is: as it is.
 export function said(value: unknown): string {
   if (Array.isArray(value)) return value.map(said).join(", ");
   if (value !== null && typeof value === "object")
     return Object.entries(value).map(([name, one]) => `${name} ${said(one)}`).join(", ");
-  return typeof value === "number" && !Number.isInteger(value) ? loose.format(value) : String(value);
+  return String(value);
 }
 
 export function flat(value: unknown, name = ""): [string, unknown][] {

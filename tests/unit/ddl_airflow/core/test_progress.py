@@ -246,6 +246,13 @@ def test_whatever_a_script_writes_the_reader_goes_on(text, size):
     json.dumps([one.dump() for one in progress.measurements], allow_nan=False)
 
 
+def test_a_whole_number_keeps_all_its_digits():
+    progress = Progress()
+    progress.feed(lines({"t": 1.0, "step": 1, "seen": 2**53 + 1, "loss": 2.5}))
+    assert [one.dump()["value"] for one in progress.measurements] == [2**53 + 1, 2.5]
+    assert [Measurement.load(one.dump()) for one in progress.measurements][0].value == 2**53 + 1
+
+
 def test_metrics_of_a_thousand_names_are_not_all_kept():
     progress = Progress()
     progress.feed(lines(*({f"metric{n}": n} for n in range(1000))))

@@ -215,6 +215,13 @@ def test_a_cursor_of_somebody_elses_is_the_beginning(told, cursor):
     assert parts(told.read(cursor=cursor), "loss") == [(0, [(1, 1.0)])]
 
 
+def test_a_curve_of_whole_numbers_is_one_of_numbers(told):
+    """Which JavaScript can draw, however large they are."""
+    told(*({"t": n, "step": n, "seen": 2**53 + 1} for n in range(2)))
+    ((_, part),) = parts(told.read(), "seen")
+    assert [type(value) for _, value in part] == [float, float]
+
+
 def test_too_many_metrics_are_left_out(told):
     for first in range(0, 300, 50):
         told({f"m{number}": 1 for number in range(first, first + 50)} | {"t": 1, "step": 1})

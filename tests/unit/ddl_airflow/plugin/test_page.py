@@ -1092,6 +1092,44 @@ def test_two_that_differ_in_little_are_not_the_same(tab, published):
         expect(frame.locator("figure details[open]")).to_have_count(1)
 
 
+def test_whole_numbers_and_parameters_are_shown_as_they_are(tab, published):
+    """JavaScript's numbers have 53 bits, and a metric is shown in four digits."""
+    for run, seed in (("first", 2**53 + 1), ("second", 2**53)):
+        layout = published.run("mnist-tf1", run)
+        record = json.loads((layout.kept / "record.json").read_bytes())
+        record["run"]["parameters"] = {"seed": seed, "rate": 0.000123456, "rows": 123456}
+        told = {"metric": "seen", "value": seed, "source": "command"}
+        rows = {"metric": "rows", "value": 60_001, "source": "command"}
+        loss = {"metric": "loss", "value": 0.0440012, "source": "command"}
+        record["result"]["metrics"] = {"seen": seed, "rows": 60_001, "loss": 0.0440012}
+        for name in ("record.json", "lineage.json"):
+            (layout.kept / name).write_text(json.dumps(record))
+        write_part(layout, "evaluate", {"result": {"measurements": [told, rows, loss]}})
+    page, frame = tab("")
+    frame.get_by_label("Metric").select_option("seen")
+    row = frame.locator("#trainings tr", has=frame.get_by_text("first", exact=True))
+    expect(row.locator("td.number").first).to_have_text("9,007,199,254,740,993")
+    for one in ("first", "second"):
+        frame.get_by_label(f"Compare mnist-tf1/{one}").check()
+    row.get_by_role("link", name=re.compile("^mnist")).click()
+    expect(value_of(frame, "seen")).to_have_text("9,007,199,254,740,993")
+    expect(value_of(frame, "rows")).to_have_text("60,001")
+    expect(value_of(frame, "loss")).to_have_text("0.04400")
+    made = frame.locator(".facts > div", has_text="parameters").locator("dd")
+    expect(made).to_have_text("seed 9007199254740993, rate 0.000123456, rows 123456")
+    shot(page, "whole-numbers")
+    frame.get_by_role("link", name="Lineage, with all digests").click()
+    facts = frame.locator(".facts > div")
+    expect(facts.filter(has_text="seen")).to_have_text("seen9007199254740993")
+    expect(facts.filter(has_text="loss")).to_have_text("loss0.04400")
+    frame.get_by_role("link", name="← Trainings").click()
+    frame.get_by_role("link", name="Compare the two").click()
+    seeds = frame.locator("#differences tr", has_text="run.parameters.seed").locator("td")
+    expect(seeds).to_have_text(["9007199254740993", "9007199254740992"])
+    seen = frame.locator("#differences tr", has_text="seen").locator("td")
+    expect(seen).to_have_text(["9,007,199,254,740,993", "9,007,199,254,740,992"])
+
+
 def test_a_table_is_as_one_left_it(tab, published):
     page, frame = tab("dag_id=mnist-tf1&run_id={RUN_ID}")
     rows = frame.locator("#trainings tbody tr")
