@@ -92,8 +92,13 @@ def is_word(value: object) -> bool:
 
 
 def number_of(value: float | str) -> float:
-    """What ``spelled`` was given. Raises KeyError for other texts."""
-    return _WORDS[value] if isinstance(value, str) else float(value)
+    """What ``spelled`` was given. Raises KeyError for other texts.
+
+    A whole number stays one: as a float it would lose what is beyond 53 bits.
+    """
+    if isinstance(value, str):
+        return _WORDS[value]
+    return value if type(value) is int else float(value)
 
 
 def shown(value: float, digits: int = 5) -> str:

@@ -38,6 +38,9 @@ MAX_LINE = 16 * 1024
 MAX_FIELDS = 100  # metrics that are kept, too
 _MAX_TEXT = 200
 _LARGEST = 2**63
+# Of what is counted, which JavaScript, too, can tell from the next: the page draws it.
+_COUNTED = frozenset({"step", "steps", "epoch"})
+_LARGEST_COUNT = 2**53 - 1
 _MAX_RECENT = 10_000
 
 
@@ -46,7 +49,7 @@ def read_line(line: str | bytes) -> dict[str, float | int | str] | None:
 
     NaN and infinities, which JSON has not, are the texts "NaN", "Infinity" and "-Infinity",
     whichever way they were written; null is left out. A line with more or other than numbers, short
-    texts and null is none at all.
+    texts and null is none at all, nor is one with a step of 2**53 or more.
     """
     if len(line) > MAX_LINE:
         return None
@@ -60,13 +63,14 @@ def read_line(line: str | bytes) -> dict[str, float | int | str] | None:
     for name, value in said.items():
         if not is_text(name):
             return None
+        largest = _LARGEST_COUNT if name in _COUNTED else _LARGEST
         if isinstance(value, float) or is_word(value):
             if name not in ABOUT_RUN:
                 fields[name] = spelled(number_of(value))
-            elif isinstance(value, float) and abs(value) <= _LARGEST:  # not so NaN
+            elif isinstance(value, float) and abs(value) <= largest:  # not so NaN
                 fields[name] = value
         elif isinstance(value, int):  # or a bool
-            if abs(value) > _LARGEST:
+            if abs(value) > largest:
                 return None
             fields[name] = value
         elif isinstance(value, str) and is_text(value):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import math
+import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cache
@@ -29,7 +29,6 @@ from ddl_airflow.airflow_internals import (
 from ddl_airflow.core.errors import DdlError, TensorBoardRefused
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.sections.definition import slug
-from ddl_airflow.core.metrics import spelled
 from ddl_airflow.links import tensorboard
 from ddl_airflow.plugin.bounded import Bounded
 from ddl_airflow.plugin.curves import read_curves
@@ -42,6 +41,7 @@ from ddl_airflow.plugin.logs import (
     whole_log,
 )
 from ddl_airflow.plugin.proxy import Unlogged, pass_on, refused
+from ddl_airflow.plugin.sendable import sendable
 from ddl_airflow.plugin.tensorboard import TensorBoards, Tokens
 from ddl_airflow.plugin.training import (
     facts,
@@ -54,7 +54,7 @@ from ddl_airflow.plugin.training import (
     read_record,
     read_starts,
 )
-from ddl_airflow.plugin.trainings import Trainings
+from ddl_airflow.plugin.trainings import Line, Trainings
 from ddl_airflow.plugin.unchanged import Unchanged
 from ddl_airflow.site import training_of, workspace
 
@@ -75,6 +75,9 @@ _LONGEST_SEARCH = 200
 _MOST_LINEAGES = 200
 # Of the list, for all folders that models are published in.
 _PATIENCE_S = 0.5
+_PRODUCTION = {
+    said: b',"production":' + json.dumps(said).encode() + b"}" for said in (None, False, True)
+}
 _TENSORBOARD = "tensorboard"
 _STARTING = 4
 _TOO_OLD = "This address is too old. Open TensorBoard from the training."
@@ -128,8 +131,19 @@ def app() -> FastAPI:
     ) -> Response:
         place = workspace()
         lines, left_out = known.read(place, may, dag_id)
-        told = {"trainings": _with_pointers(lines, pointers), "left_out": left_out}
-        return _unless_known(_answer(told | {"no_workspace": _lacking(place)}), request)
+        ends = _ends(lines, pointers)
+        rest = json.dumps({"left_out": left_out, "no_workspace": _lacking(place)}).encode()
+        # Most lines are as they were when somebody asked before: of none the JSON is made again.
+        digest = hashlib.sha256(rest)
+        for line, end in zip(lines, ends, strict=True):
+            digest.update(line.digest + end)
+        tag = f'"{digest.hexdigest()}"'
+        # The browser has it from before, and gives it to the page.
+        if tag in request.headers.get("If-None-Match", ""):
+            return Response(status_code=304, headers={"ETag": tag})
+        whole = b",".join(line.json[:-1] + end for line, end in zip(lines, ends, strict=True))
+        told = b'{"trainings":[' + whole + b"]," + rest[1:]
+        return Response(told, media_type="application/json", headers={"ETag": tag})
 
     @api.get("/rights/{dag_id}")
     def rights_over(said: dict[str, bool] = rights) -> dict[str, bool]:
@@ -161,7 +175,7 @@ def app() -> FastAPI:
                 "failure": read_failure(layout),
                 "jobs": read_jobs(layout, files),
                 "communication": read_communication(layout, files),
-                "checkpoints": read_checkpoints(layout),
+                "checkpoints": read_checkpoints(layout, record),
                 "measurements": read_measurements(layout, record, lineages),
                 "facts": facts(record),
                 "logs": ranks_with_logs(layout.logs),
@@ -262,15 +276,6 @@ def _answer(said: Mapping[str, Any]) -> JSONResponse:
     return JSONResponse(sendable(said))
 
 
-def _unless_known(answer: Response, request: Request) -> Response:
-    """The answer; or only that the browser has it from before, which then gives it to the page."""
-    tag = f'"{hashlib.sha256(answer.body).hexdigest()}"'
-    if tag in request.headers.get("If-None-Match", ""):
-        return Response(status_code=304, headers={"ETag": tag})
-    answer.headers["ETag"] = tag
-    return answer
-
-
 def _lacking(place: Path) -> str:
     """Why there is nothing to see; empty if there is a workspace."""
     if place.is_dir():
@@ -287,8 +292,8 @@ def _layout(dag_id: str, run_id: str) -> RunLayout:
     return RunLayout(workspace(), dag_id, training_of(dag_id, run_id, make=False))
 
 
-def _with_pointers(lines: list[dict[str, Any]], pointers: Pointers) -> list[dict[str, Any]]:
-    """Whether each is in production; null: nobody knows."""
+def _ends(lines: list[Line], pointers: Pointers) -> list[bytes]:
+    """How the JSON of each ends: with whether it is in ``production``; null: nobody knows."""
     results: dict[str, Any] = {}
     for line in lines:  # the newest first: where its DAG publishes now
         if line["results"]:
@@ -300,24 +305,12 @@ def _with_pointers(lines: list[dict[str, Any]], pointers: Pointers) -> list[dict
         # The list does not wait for stores: the next answer has what they say.
         patience_s = 0.0 if "conn_id" in place else max(0.0, until - time.monotonic())
         told[dag_id] = pointers.read(place, dag_id, patience_s=patience_s)
-    shown = []
+    ends = []
     for line in lines:
         known = told.get(line["dag_id"], {"unknown": ""})
         serving = known.get("production")
         published = line["publication"]
         names = bool(published and serving and published.endswith(f"/{serving['publication']}"))
-        shown.append(line | {"production": None if published and "unknown" in known else names})
-    return shown
-
-
-def sendable(said: Any) -> Any:
-    """The same as JSON has it: no NaN, no infinity, no half of a character."""
-    if isinstance(said, str):
-        return said.encode("utf-8", "replace").decode("utf-8")
-    if isinstance(said, float) and not math.isfinite(said):
-        return spelled(said)
-    if isinstance(said, Mapping):
-        return {sendable(str(name)): sendable(one) for name, one in said.items()}
-    if isinstance(said, list | tuple):
-        return [sendable(one) for one in said]
-    return said
+        production = None if published and "unknown" in known else names
+        ends.append(_PRODUCTION[production])
+    return ends

@@ -18,7 +18,7 @@ from typing import Any
 from zlib import crc32
 
 from ddl_airflow.core.beneath import open_beneath
-from ddl_airflow.core.curves import Point, downsampled
+from ddl_airflow.core.curves import Point, averaged, downsampled
 from ddl_airflow.core.errors import FileRefused
 from ddl_airflow.core.metrics import Measurement, is_word, number_of, source_of, spelled
 from ddl_airflow.core.progress import ABOUT_RUN, MAX_LINE, read_line
@@ -95,10 +95,11 @@ def read_curves(
 
     Returns:
         ``curves``: of each metric ``name``, ``measured_on`` and ``parts``, of which each has
-        ``job``, ``steps``, ``values`` (null for what is no number), and ``gaps``: first and last
-        step and the word for what is none. ``cursor``: to ask again with. ``more``: whether it is
-        known already that there is more to ask for. ``again``: whether the file is another than
-        the cursor's, so that this is all of it.
+        ``job``, ``steps``, ``values`` (null for what is no number), ``gaps``: first and last step
+        and the word for what is none; and ``means``: null, or, where points are left out,
+        ``steps`` and ``values`` that are not only of the extremes. ``cursor``: to ask again with.
+        ``more``: whether it is known already that there is more to ask for. ``again``: whether the
+        file is another than the cursor's, so that this is all of it.
     """
     at = Cursor.read(cursor)
     try:
@@ -179,7 +180,7 @@ def _take(
         of = "" if name == "examples_per_s" else source_of(name, _text(source))
         metrics[name].source = of
         part = metrics[name].jobs.setdefault(at.job, {})
-        part[at.step if step is None else step] = number_of(value)
+        part[at.step if step is None else step] = float(number_of(value))
         taken += 1
     return taken
 
@@ -192,17 +193,24 @@ def _curve(name: str, told: _Parts, limit: int) -> dict[str, Any]:
     parts = []
     for job, values in told.jobs.items():
         ordered = sorted(values.items())
-        drawn = downsampled(ordered, limit)
+        left_out = len(ordered) > limit
         parts.append(
             {
                 "job": job,
-                "steps": [step for step, _ in drawn],
-                "values": [value if math.isfinite(value) else None for _, value in drawn],
+                **_told(downsampled(ordered, limit)),
                 "gaps": _gaps(ordered),
+                "means": _told(averaged(ordered, limit)) if left_out else None,
             }
         )
     of = Measurement(name, 0.0, told.source).measured_on if told.source else ""
     return {"name": name, "measured_on": of, "parts": parts}
+
+
+def _told(points: Sequence[Point]) -> dict[str, list[Any]]:
+    return {
+        "steps": [step for step, _ in points],
+        "values": [value if math.isfinite(value) else None for _, value in points],
+    }
 
 
 def _gaps(points: Sequence[Point]) -> list[list[Any]]:

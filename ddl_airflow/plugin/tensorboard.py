@@ -33,9 +33,9 @@ from pathlib import Path
 
 from ddl_airflow.core.beneath import check_folder
 from ddl_airflow.core.errors import FileRefused, TensorBoardRefused
-from ddl_airflow.core.layout import RunLayout, experiments, is_experiment, owners_of
+from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.plugin.tensorboard_process import Served
-from ddl_airflow.plugin.training import read_record
+from ddl_airflow.plugin.training import experiment_of, read_record
 
 # Who has looked at one within that time keeps it, whoever else wants one.
 _IN_USE_S = 60.0
@@ -99,22 +99,9 @@ def _bytes(text: str) -> bytes:
 
 
 def folders_of(layout: RunLayout) -> dict[str, Path]:
-    """Where a training may leave event files, by what they are called in TensorBoard.
-
-    Of a named experiment: what the training has left there; or its folder, where the training
-    works in it. One of another DAG, which a run was refused, is not shown.
-    """
-    named = (read_record(layout).get("run") or {}).get("experiment")
-    folders = {"logs": layout.logs, "result": layout.result, "experiment": layout.experiment}
-    if isinstance(named, str) and named != layout.training_id and is_experiment(named):
-        left = layout.root / "experiment" / named
-        if left.is_dir():
-            folders["experiment"] = left
-        else:
-            with suppress(FileRefused, OSError):
-                if layout.dag_id in owners_of(layout.workspace, named):
-                    folders["experiment"] = experiments(layout.workspace) / named
-    return folders
+    """Where a training may leave event files, by what they are called in TensorBoard."""
+    experiment = experiment_of(layout, read_record(layout))
+    return {"logs": layout.logs, "result": layout.result, "experiment": experiment}
 
 
 def has_events(layout: RunLayout, folders: dict[str, Path]) -> bool:

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ddl_airflow.core.advice import advice
 from ddl_airflow.core.beneath import check_folder, open_beneath, read_object
 from ddl_airflow.core.errors import FileRefused, StagingError
 from ddl_airflow.core.job import LAST_OF_SIGNALS
-from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.layout import RunLayout, experiments, is_experiment, owners_of
 from ddl_airflow.core.metrics import COMMAND, SAMPLE, Measurement, newest
 from ddl_airflow.core.progress import Progress
 from ddl_airflow.lineage.record import LINEAGE, SO_FAR, has_part, measured, read_part
@@ -123,7 +124,15 @@ def read_measurements(
         else:
             return []  # no step has come so far, or one has begun again
         return [one.dump() | {"measured_on": one.measured_on} for one in newest(known).values()]
-    except (StagingError, OSError, LookupError, TypeError, ValueError, AttributeError):
+    except (
+        StagingError,
+        OSError,
+        LookupError,
+        ArithmeticError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ):
         return []  # it is of another version of ours, or another step is to come
 
 
@@ -489,10 +498,34 @@ def _seconds(said: Mapping[str, Any]) -> dict[str, float] | None:
     }
 
 
-def read_checkpoints(layout: RunLayout) -> list[dict[str, Any]]:
-    """The newest checkpoints: ``name``, ``step`` (or null), ``bytes`` and ``at`` (unix seconds)."""
+def experiment_of(layout: RunLayout, record: Mapping[str, Any]) -> Path:
+    """The folder of the experiment that a training is in, as it left it; or, where it works in one
+    with a name, that itself. One of another DAG, which a run was refused, is not shown.
+
+    Args:
+        layout: the run's, which has no name of an experiment.
+        record: as ``read_record`` gives it.
+    """
+    named = mapping(record.get("run")).get("experiment")
+    if isinstance(named, str) and named != layout.training_id and is_experiment(named):
+        with suppress(FileRefused, OSError):
+            left = replace(layout, experiment_id=named).experiment_copy
+            if left.is_dir():
+                return left
+            if layout.dag_id in owners_of(layout.workspace, named):
+                return experiments(layout.workspace) / named
+    return layout.experiment
+
+
+def read_checkpoints(layout: RunLayout, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The newest checkpoints: ``name``, ``step`` (or null), ``bytes`` and ``at`` (unix seconds).
+
+    Args:
+        layout: the run's.
+        record: as ``read_record`` gives it.
+    """
     found: dict[str, dict[str, Any]] = {}
-    for folder in (layout.result, layout.checkpoints, layout.experiment):
+    for folder in (layout.result, layout.checkpoints, experiment_of(layout, record)):
         with suppress(FileRefused, OSError):
             check_folder(folder, layout.workspace)
             with os.scandir(folder) as entries:

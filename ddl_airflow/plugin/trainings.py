@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,7 @@ from ddl_airflow.core.errors import FileRefused
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.sections.definition import slug
 from ddl_airflow.core.metrics import SAMPLE, is_word, number_of, spelled
+from ddl_airflow.plugin.sendable import sendable
 from ddl_airflow.plugin.training import (
     facts,
     mapping,
@@ -27,9 +33,12 @@ from ddl_airflow.plugin.training import (
 _log = logging.getLogger(__name__)
 
 _MOST = 2000
-# Of which what was read is kept, some 7 KB each: those of a few DAGs, and of the list of all.
+# Of which what was read is kept, some 9 KB each: those of a few DAGs, and of the list of all.
 _MOST_KNOWN = 5 * _MOST
 _TAIL = 16 * 1024
+# A folder in which something was written within that time may be written once more without its
+# time telling.
+_SETTLED_S = 2.0
 _NO_COLUMN = (("code", "files"), ("environment", "settings"), ("environment", "versions"))
 _ANY = RunLayout(Path("/"), "any", "training")
 _KEPT = str(_ANY.kept.relative_to(_ANY.root))
@@ -46,17 +55,39 @@ _FILES = tuple(
 )
 
 
+class Line(dict[str, Any]):
+    """What is shown of a training in the table of all; it is not changed any more."""
+
+    @cached_property
+    def json(self) -> bytes:
+        """Made once, for of thousands this takes longer than all else."""
+        return json.dumps(sendable(self), ensure_ascii=False, separators=(",", ":")).encode()
+
+    @cached_property
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.json).digest()
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A line, what its files were like, and when their folder was changed last; 0: just now."""
+
+    line: Line
+    seen: tuple[tuple[int, int], ...]
+    changed_ns: int
+
+
 class Trainings:
     """Lines about trainings; of those that have not changed it keeps what it has read."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {}
+        self._known: dict[tuple[str, str], _Known] = {}
         self._left_out: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
     def read(
         self, workspace: Path, may_read: Callable[[Iterable[str]], set[str]], only: str = ""
-    ) -> tuple[list[dict[str, Any]], int]:
+    ) -> tuple[list[Line], int]:
         """The newest 2000 trainings, of the DAGs that somebody may read, the newest first; and how
         many older ones there are.
 
@@ -72,7 +103,7 @@ class Trainings:
         runs = workspace / "runs"
         dags = [name for name in _folders(runs) if slug(name) == name and only in ("", name)]
         readable = may_read(dags)
-        found: list[tuple[float, str, str]] = []
+        found: list[tuple[int, str, str]] = []
         for dag_id in dags:
             if dag_id in readable:
                 # As text: of tens of thousands, paths take longer than the look at the file.
@@ -80,21 +111,27 @@ class Trainings:
                 for training in _folders(folder):
                     with suppress(OSError):
                         stat = os.lstat(f"{folder}/{training}/{_KEPT}")
-                        found.append((stat.st_mtime, dag_id, training))
+                        found.append((stat.st_mtime_ns, dag_id, training))
         newest = sorted(found, reverse=True)[:_MOST]
-        lines = (self._line(RunLayout(workspace, dag, training)) for _, dag, training in newest)
+        lines = (self._line(workspace, *one) for one in newest)
         return [line for line in lines if line], len(found) - len(newest)
 
-    def _line(self, layout: RunLayout) -> dict[str, Any] | None:
-        key, root = (layout.dag_id, layout.training_id), str(layout.root)
-        seen = tuple(_stamp(f"{root}/{name}") for name in _FILES)
+    def _line(self, workspace: Path, changed_ns: int, dag_id: str, training_id: str) -> Line | None:
+        key = (dag_id, training_id)
         with self._lock:
             known = self._known.pop(key, None)
-            if known is not None and known[0] == seen:
+            if known is not None:
                 self._known[key] = known  # the last to be forgotten
-                return known[1]
+        # Files in the folder are replaced, never written, so that its own time tells: of one that
+        # has ended, nothing else is looked at.
+        if known and known.changed_ns == changed_ns and known.line["state"] != "running":
+            return known.line
+        layout = RunLayout(workspace, dag_id, training_id)
+        settled = time.time() - changed_ns / 1e9 > _SETTLED_S
+        root = str(layout.root)
+        seen = tuple(_stamp(f"{root}/{name}") for name in _FILES)
         try:
-            line = _read_line(layout)
+            line = known.line if known and known.seen == seen else _read_line(layout)
         except Exception as error:
             # Whatever a training has left, the others are shown.
             if key not in self._left_out:
@@ -103,7 +140,7 @@ class Trainings:
             return None
         if line is not None:
             with self._lock:
-                self._known[key] = (seen, line)
+                self._known[key] = _Known(line, seen, changed_ns if settled else 0)
                 if len(self._known) > _MOST_KNOWN:
                     del self._known[next(iter(self._known))]
         return line
@@ -126,7 +163,7 @@ def _stamp(path: Path | str) -> tuple[int, int]:
     return (stat.st_mtime_ns, stat.st_size)
 
 
-def _read_line(layout: RunLayout) -> dict[str, Any] | None:
+def _read_line(layout: RunLayout) -> Line | None:
     record = read_record(layout)
     run, outcome = mapping(record.get("run")), mapping(record.get("outcome"))
     run_id = run.get("run_id")
@@ -151,7 +188,7 @@ def _read_line(layout: RunLayout) -> dict[str, Any] | None:
         made.get(section, {}).pop(name, None)
     publication, results = outcome.get("publication"), outcome.get("results")
     changed = max(_stamp(path)[0] for path in (layout.kept / "record.json", layout.progress)) / 1e9
-    return {
+    told = {
         "dag_id": layout.dag_id,
         "run_id": run_id,
         "training_id": layout.training_id,
@@ -169,6 +206,7 @@ def _read_line(layout: RunLayout) -> dict[str, Any] | None:
         "results": results if isinstance(results, Mapping) else None,
         "facts": made,
     }
+    return Line(told)
 
 
 def _metrics(layout: RunLayout, result: Mapping[str, Any]) -> Mapping[str, Any]:

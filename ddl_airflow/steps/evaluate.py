@@ -221,7 +221,10 @@ def _read(layout: RunLayout, command: str) -> dict[str, float]:
             raise ValueError(f"it has {len(said):,}, and at most {MAX_FIELDS} are kept")
         if long := [name for name in said if not is_text(name)]:
             raise ValueError(f"{long[0][:50]!r}... is too long for a name, or is no UTF-8")
-        return {name: float(value) for name, value in said.items()}
+        for value in said.values():
+            float(value)  # else it is none
+        # A whole number keeps its digits.
+        return {name: value if type(value) is int else float(value) for name, value in said.items()}
     except FileNotFoundError:
         problem = "wrote no $EVALUATION"
     except (ValueError, TypeError, OverflowError, FileRefused) as error:

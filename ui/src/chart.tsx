@@ -1,13 +1,11 @@
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { smoothed } from "./curves";
+import type { Part } from "./server";
 import { count, number, ticks } from "./words";
 
-export interface Drawn {
+export interface Drawn extends Omit<Part, "job"> {
   name: string;
-  steps: number[];
-  values: (number | null)[];
-  gaps: [number, number, string][];
   dash: number[];
   colour: number; // which of the theme's
 }
@@ -15,6 +13,9 @@ export interface Drawn {
 const MOST_ROWS = 24;
 const MOST_GAPS = 3;
 const HEIGHT = 210;
+// Between two marks along the steps: with parts of a step uPlot would never come to the end of an
+// axis whose numbers are so large that they have none.
+const WHOLE = Array.from({ length: 16 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 
 const style = (name: string) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -34,7 +35,7 @@ function options(lines: Drawn[], smooth: boolean, width: number, told: (index: n
     series,
     scales: { x: { time: false } },
     axes: [
-      { stroke: ink, grid, ticks: grid, values: (_, at) => at.map((value) => (Number.isInteger(value) ? count(value) : "")) },
+      { stroke: ink, grid, ticks: grid, incrs: WHOLE, values: (_, at) => at.map(count) },
       { stroke: ink, grid, ticks: grid, size: 64, values: (_, at, _axis, _space, step) => ticks(at, step) },
     ],
     legend: { show: false },
@@ -77,7 +78,9 @@ export function Chart(
   const data = useMemo(() => {
     const tables = lines.flatMap((line): uPlot.AlignedData[] => {
       const raw: uPlot.AlignedData = [line.steps, line.values];
-      return weight ? [raw, [line.steps, smoothed(line.values, weight)]] : [raw];
+      if (!weight) return [raw];
+      const { steps, values } = smoothed(line, weight);
+      return [raw, [steps, values]];
     });
     return tables.length ? uPlot.join(tables) : ([[]] as unknown as uPlot.AlignedData);
   }, [lines, weight]);

@@ -9,15 +9,19 @@ interface Side { name: string; about: About; curves: Curve[] }
 
 const SIGNS = ["A", "B"];
 
-// All of them: those of a long training do not come in one answer.
+const PAUSE_MS = 200;
+
+// All of them: those of a long training do not come in one answer. Each costs the server much: it
+// has a pause after it, and where one gets no further than the one before, it was the last.
 async function curvesOf(path: string): Promise<Curve[]> {
   let known = nothing();
-  for (let cursor = "", more = true; more; ) {
+  for (let cursor = ""; ; ) {
     const news = await ask<Curves>(`curves/${path}?points=800&cursor=${cursor}`);
     known = taken(known, news);
-    ({ cursor, more } = news);
+    if (!news.more || news.cursor === cursor) return [...known.curves.values()];
+    ({ cursor } = news);
+    await new Promise((over) => setTimeout(over, PAUSE_MS));
   }
-  return [...known.curves.values()];
 }
 
 async function read(dag: string, run: string): Promise<Side> {
@@ -36,7 +40,7 @@ function differences(sides: Side[]): [string, string[]][] {
     .filter(({ exact: [one, other] }) => one !== other)
     .map(({ name, exact }): [string, string[]] => {
       const texts = told.map((one) => (one.has(name) ? said(one.get(name)) : "–"));
-      // Two that are the same once they are rounded, or joined, are shown as they are.
+      // Two that are the same once they are joined are shown as they are.
       return [name, texts[0] === texts[1] ? exact : texts];
     });
 }

@@ -1,6 +1,6 @@
 // Curves that grow: what each answer brings is put to what is there, by job and step.
 
-import type { Curve, Curves, Part } from "./server";
+import type { Curve, Curves, Part, Points } from "./server";
 
 export interface Known { curves: Map<string, Curve>; points: number }
 
@@ -34,7 +34,10 @@ function merged(known: Part, more: Part): Part {
   if (first > (known.steps.at(-1) ?? -1)) {
     const steps = known.steps.concat(more.steps);
     const values = known.values.concat(more.values);
-    return { ...known, steps, values, gaps: gapsOf(steps, values, known.gaps.concat(more.gaps)) };
+    const means = meansOf([known, more], (all) => ({
+      steps: all.flatMap((one) => one.steps), values: all.flatMap((one) => one.values),
+    }));
+    return { ...known, steps, values, means, gaps: gapsOf(steps, values, known.gaps.concat(more.gaps)) };
   }
   return { ...asOne([known, more]), job: known.job };
 }
@@ -56,24 +59,38 @@ export function taken(known: Known, news: Curves): Known {
   return { curves, points };
 }
 
-// Exponential, without the pull to zero at the start; what is no number stays a gap.
-export function smoothed(values: (number | null)[], weight: number): (number | null)[] {
-  if (!weight) return values;
+// Of parts of which some are thinned: of the others each point is its own mean.
+const meansOf = (parts: Part[], joined: (all: Points[]) => Points): Points | null =>
+  parts.some((part) => part.means) ? joined(parts.map((part) => part.means ?? part)) : null;
+
+// Exponential, without the pull to zero at the start; what is no number stays a gap. A point counts
+// for the steps since the one before, so that where many are left out they weigh no less.
+export function smoothed({ steps, values, means }: Omit<Part, "job">, weight: number): Points {
+  const each = (steps.at(-1)! - steps[0]!) / (steps.length - 1) || 1;
+  const from = means ?? { steps, values };
   let sum = 0;
   let norm = 0;
-  return values.map((value) => {
+  const smooth = from.values.map((value, index) => {
     if (value === null) return null;
-    sum = sum * weight + value * (1 - weight);
-    norm = norm * weight + (1 - weight);
+    const left = index ? weight ** ((from.steps[index]! - from.steps[index - 1]!) / each) : weight;
+    sum = sum * left + value * (1 - left);
+    norm = norm * left + (1 - left);
     return sum / norm;
   });
+  return { steps: from.steps, values: smooth };
 }
 
-// One curve of all parts, as of all tries: of a step that several reported, what the last one did.
-export function asOne(parts: Part[]): Part {
+// Of a step that several reported, what the last one did.
+function joined(all: Points[]): Points {
   const known = new Map<number, number | null>();
-  for (const part of parts) part.steps.forEach((step, index) => known.set(step, part.values[index] ?? null));
+  for (const one of all) one.steps.forEach((step, index) => known.set(step, one.values[index] ?? null));
   const steps = [...known.keys()].sort((a, b) => a - b);
-  const values = steps.map((step) => known.get(step)!);
-  return { job: 0, steps, values, gaps: gapsOf(steps, values, parts.flatMap((part) => part.gaps)) };
+  return { steps, values: steps.map((step) => known.get(step)!) };
+}
+
+// One curve of all parts, as of all tries.
+export function asOne(parts: Part[]): Part {
+  const { steps, values } = joined(parts);
+  const gaps = gapsOf(steps, values, parts.flatMap((part) => part.gaps));
+  return { job: 0, steps, values, gaps, means: meansOf(parts, joined) };
 }

@@ -1,7 +1,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { go, type Place } from "./places";
 import { again, API, ask, instancesOf, pathOf, tasksOf, type Graph, type Named, type Node, type Task } from "./server";
-import { at, bytes, said, zone } from "./words";
+import { at, bytes, number, parsed, said, zone } from "./words";
 
 const COLUMNS: Record<string, number> = { data: 0, code: 0, manifest: 0, run: 1, model: 2, pointer: 3 };
 const [WIDTH, HEIGHT, GAP_X, GAP_Y] = [210, 76, 60, 20];
@@ -56,12 +56,15 @@ function Picture({ graph, chosen, choose }: { graph: Graph; chosen: string; choo
 
 const MOMENTS = new Set(["started", "since"]);
 
+// Of a model: its metrics, which alone are no whole numbers.
+const isMetric = (value: unknown): value is number => typeof value === "number" && !Number.isInteger(value);
+
 function Fact({ name, value }: { name: string; value: unknown }) {
-  const seconds = MOMENTS.has(name) ? Date.parse(String(value)) / 1000 : NaN;
+  const seconds = MOMENTS.has(name) ? parsed(value) : null;
   return (
     <div>
       <dt>{name}</dt>
-      {Number.isNaN(seconds) ? <dd><code>{said(value)}</code></dd> : <dd title={zone}>{at(seconds)}</dd>}
+      {seconds === null ? <dd><code>{isMetric(value) ? number(value) : said(value)}</code></dd> : <dd title={zone}>{at(seconds)}</dd>}
     </div>
   );
 }

@@ -1,10 +1,10 @@
 // What the plugin's server and Airflow's API answer, and how often they are asked.
 
-export interface Part {
+export interface Points { steps: number[]; values: (number | null)[] }
+export interface Part extends Points {
   job: number;
-  steps: number[];
-  values: (number | null)[];
   gaps: [number, number, string][];
+  means?: Points | null; // where points were left out, and extremes kept
 }
 export interface Curve { name: string; measured_on: string; parts: Part[] }
 export interface Curves { curves: Curve[]; cursor: string; more: boolean; again: boolean }
@@ -62,6 +62,7 @@ export interface Task {
   // Of the task instance: Airflow gives it a new one when it is cleared.
   id: string;
   task_id: string; task_display_name: string; operator_name: string; state: string | null;
+  try_number: number;
 }
 
 export class Refused extends Error {
@@ -93,6 +94,22 @@ const FIRST_MS = 2000;
 const LONGEST_MS = 30_000;
 const ENDED = new Set(["success", "failed", "upstream_failed", "skipped", "removed"]);
 export const isOver = (state: string | null | undefined): boolean => ENDED.has(state ?? "");
+
+// A task that was deferred, and is queued to go on, is still in the same try.
+const TRY_OVER = new Set([...ENDED, "up_for_retry"]);
+
+// Whose worker was killed with its ranks, of that one nobody has noted an end: Airflow says that the
+// try is over, by the state of its task, or since that is in another try.
+export function endedJobs(jobs: Job[], train: Task | undefined): Job[] {
+  const last = jobs.at(-1);
+  if (!last || last.over || !train) return jobs;
+  if (!TRY_OVER.has(train.state ?? "") && train.try_number <= last.try) return jobs;
+  const ended = last.state === "running" ? { state: "ended", words: "was ended, and its ranks said no more" } : {};
+  // What it took last it takes no more.
+  const none = { cores: null, memory: null, gpu: null, gpu_memory: null };
+  const ranks = last.ranks.map((one) => (one.ended === null ? { ...one, usage: { ...one.usage, ...none } } : one));
+  return [...jobs.slice(0, -1), { ...last, ...ended, over: true, ranks }];
+}
 
 // Calls again and again until it is stopped: less often while nothing happens or nobody answers,
 // and not at all while nobody looks. `work` says whether there was anything new.

@@ -5,15 +5,17 @@ import { nothing, taken, type Known } from "./curves";
 import { Logs } from "./logs";
 import { go, type Place } from "./places";
 import {
-  again, ask, isOver, pathOf, Refused, tasksOf,
+  again, ask, endedJobs, isOver, pathOf, Refused, tasksOf,
   type About, type Curve, type Curves, type Facts, type Job, type Task,
 } from "./server";
-import { at, bytes, cores, count, number, percent, said, short, spoken, time, titleOf, zone } from "./words";
+import { at, bytes, cores, count, isTime, number, percent, said, short, spoken, time, titleOf, zone } from "./words";
 
 const POINTS = 800;
 const OURS = new Set(["StageDataOperator", "TrainOperator", "TransformOperator", "EvaluateOperator", "UploadResultsOperator"]);
 const DASHES = [[], [8, 4], [3, 3], [12, 3, 3, 3]];
 const SIGNS: Record<string, string> = { success: "✓", failed: "✗", upstream_failed: "✗", running: "▶", done: "✓", made_room: "⏸" };
+
+const trainOf = (tasks: Task[]) => tasks.find((task) => task.operator_name === "TrainOperator");
 
 export const sign = (state: string): string => SIGNS[state] ?? "○";
 
@@ -51,7 +53,7 @@ function Steps({ tasks }: { tasks: Task[] }) {
 
 function Now({ about, tasks, curves }: { about: About; tasks: Task[]; curves: Known }) {
   const { pace } = about;
-  const trained = tasks.find((task) => task.operator_name === "TrainOperator")?.state;
+  const trained = trainOf(tasks)?.state;
   const stopped = pace.stopped_early || (trained === "success" && pace.step !== null && pace.steps !== null && pace.step + 1 < pace.steps);
   const done = trained === "success" ? 1 : pace.done;
   const values = new Map<string, [number | string | null, string]>();
@@ -64,7 +66,7 @@ function Now({ about, tasks, curves }: { about: About; tasks: Task[]; curves: Kn
   for (const one of about.measurements) values.set(one.metric, [one.value, one.measured_on]);
   const examples = values.get("examples_per_s");
   values.delete("examples_per_s");
-  const left = isOver(trained) ? null : pace.left_s;
+  const left = isOver(trained) || about.jobs.at(-1)?.over ? null : pace.left_s;
   return (
     <section aria-label="How far it is">
       {done !== null && (
@@ -103,6 +105,7 @@ export function drawn(curve: Curve, jobs: Job[]): Drawn[] {
     steps: part.steps,
     values: part.values,
     gaps: part.gaps,
+    means: part.means,
     dash: DASHES[(parts.length - 1 - index) % DASHES.length]!,
     colour: part.job,
   }));
@@ -148,7 +151,7 @@ function Curved({ known, jobs }: { known: Known; jobs: Job[] }) {
 // Why there is no progress to show.
 function without(about: About, tasks: Task[]): string {
   if (about.no_workspace) return about.no_workspace;
-  const trained = tasks.find((task) => task.operator_name === "TrainOperator")?.state;
+  const trained = trainOf(tasks)?.state;
   if (!isOver(trained)) return "No progress yet. It appears when the training reports its first steps.";
   if (about.jobs.length || Object.keys(about.facts).length) return "It has reported no progress.";
   return "Its folder is not in the workspace: cleaning has removed it, or it never began. What it published is where it was.";
@@ -194,7 +197,7 @@ function Tries({ jobs }: { jobs: Job[] }) {
           <li key={job.name} class={job.state}>
             <span aria-hidden="true">{sign(job.state)}</span> <b>{job.name}</b>
             {job.hosts.length > 0 && ` on ${job.hosts.slice(0, 4).join(", ")}${job.hosts.length > 4 ? " …" : ""}`}: {job.words}
-            {job.started !== null && <span class="source" title={zone}> {at(job.started)}{job.ended !== null && `, ${time(job.ended - job.started)}`}</span>}
+            {isTime(job.started) && <span class="source" title={zone}> {at(job.started)}{job.ended !== null && `, ${time(job.ended - job.started)}`}</span>}
           </li>
         ))}
       </ol>
@@ -209,7 +212,7 @@ function memory(now: number | null, peak: number | null): string {
 
 function Where({ job, logs, showLog }: { job: Job | undefined; logs: number[]; showLog: (rank: number) => void }) {
   if (!job?.ranks.length) return null;
-  const onGpus = job.ranks.some((one) => one.usage.gpu !== null);
+  const onGpus = job.ranks.some((one) => one.usage.gpu !== null || one.usage.gpu_peak !== null);
   const names = ["rank", "host", "processor", "GPUs", "cores used", "memory", ...(onGpus ? ["GPU used", "GPU memory"] : []), "state", "log"];
   return (
     <section aria-labelledby="where-title">
@@ -335,6 +338,7 @@ export function Training({ place }: { place: Place }) {
       const none = found.length > 0 && !found.some((task) => OURS.has(task.operator_name));
       setForeign(none);
       if (none) return false;
+      told.jobs = endedJobs(told.jobs, trainOf(found));
       now.cursor = news.cursor;
       const after = taken(now.known, news);
       if (after !== now.known) setKnown(after);

@@ -2,7 +2,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { go } from "./places";
 import { again, ask, endKilled, idOf, type Line, type Listed } from "./server";
 import { sign } from "./training";
-import { around, count, number, percent, short, spoken, time, zone } from "./words";
+import { around, count, number, parsed, percent, short, spoken, time, zone } from "./words";
 
 type Key = "name" | "state" | "metric" | "duration" | "speed" | "data" | "started";
 
@@ -11,7 +11,7 @@ const NUMBERS = new Set<Key>(["metric", "duration", "speed"]);
 const NAMES: Record<Key, string> = {
   name: "training", state: "state", metric: "metric", duration: "duration", speed: "steps/s", data: "data", started: "started",
 };
-const started = (line: Line) => (line.started ? Date.parse(line.started) / 1000 : null);
+const started = (line: Line) => parsed(line.started);
 const speed = (line: Line) => line.steps_per_s ?? line.pace?.steps_per_s ?? null;
 
 function duration(line: Line): number | null {

@@ -3,7 +3,6 @@
 const locale = navigator.language;
 const plain = new Intl.NumberFormat(locale, { maximumFractionDigits: 0 });
 const significant = new Intl.NumberFormat(locale, { minimumSignificantDigits: 4, maximumSignificantDigits: 4 });
-const loose = new Intl.NumberFormat(locale, { maximumSignificantDigits: 4 });
 const tiny = new Intl.NumberFormat(locale, { notation: "scientific", maximumSignificantDigits: 3 });
 const tenths = new Intl.NumberFormat(locale, { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 const share = new Intl.NumberFormat(locale, { style: "percent", maximumFractionDigits: 0 });
@@ -29,10 +28,13 @@ export const percent = (value: number): string => share.format(value);
 const exponent = (value: number) =>
   Number.isFinite(value) && value !== 0 && (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e9);
 
-// Of a metric: always as many digits, so that nothing moves while it changes.
+// Of a metric: always as many digits, so that nothing moves while it changes; but of a whole number
+// all, which comes as a text if JavaScript would round it.
 export function number(value: number | string | null | undefined): string {
+  if (typeof value === "string" && /^-?\d+$/.test(value)) return plain.format(BigInt(value));
   const known = typeof value === "string" ? Number(value) : value;
   if (known == null) return "–";
+  if (Number.isSafeInteger(known) && Math.abs(known) >= 1000) return plain.format(known);
   if (!Number.isFinite(known)) return String(value);
   return exponent(known) ? tiny.format(known) : significant.format(known);
 }
@@ -49,19 +51,29 @@ export function ticks(values: readonly number[], step: number): string[] {
   return values.map((value) => (value === 0 ? plain.format(0) : format.format(value)));
 }
 
-export function time(seconds: number | null | undefined): string {
-  if (seconds == null || !Number.isFinite(seconds)) return "–";
+// Records hold what ranks and their clocks say, which may be anything; at what is no time, Intl throws.
+const YEAR_10000 = 253_402_300_800;
+const LONGEST_S = 1e10; // three centuries
+export const isTime = (seconds: unknown): seconds is number =>
+  typeof seconds === "number" && seconds >= 0 && seconds < YEAR_10000;
+
+// Of a text, in unix seconds.
+export function parsed(moment: unknown): number | null {
+  const seconds = Date.parse(String(moment)) / 1000;
+  return isTime(seconds) ? seconds : null;
+}
+
+export function time(seconds: unknown): string {
+  if (typeof seconds !== "number" || !(seconds >= 0 && seconds < LONGEST_S)) return "–";
   if (seconds < 100) return `${plain.format(Math.ceil(seconds))} s`;
   const minutes = Math.ceil(seconds / 60);
   return minutes < 100 ? `${minutes} min` : `${plain.format(Math.floor(minutes / 60))} h ${minutes % 60} min`;
 }
 
-export const at = (seconds: number | null | undefined): string =>
-  seconds == null ? "–" : moment.format(seconds * 1000);
+export const at = (seconds: unknown): string => (isTime(seconds) ? moment.format(seconds * 1000) : "–");
 
 // In a table of many, where seconds tell nothing.
-export const around = (seconds: number | null | undefined): string =>
-  seconds == null ? "–" : minute.format(seconds * 1000);
+export const around = (seconds: unknown): string => (isTime(seconds) ? minute.format(seconds * 1000) : "–");
 
 export function bytes(value: number): string {
   if (value < 1024) return `${plain.format(value)} B`;
@@ -96,12 +108,12 @@ function last(line: string): string {
 
 export const spoken = (state: string): string => state.replaceAll("_", " ");
 
-// A fact of a record, whatever it is.
+// A fact of a record, whatever it is: as it is.
 export function said(value: unknown): string {
   if (Array.isArray(value)) return value.map(said).join(", ");
   if (value !== null && typeof value === "object")
     return Object.entries(value).map(([name, one]) => `${name} ${said(one)}`).join(", ");
-  return typeof value === "number" && !Number.isInteger(value) ? loose.format(value) : String(value);
+  return String(value);
 }
 
 export function flat(value: unknown, name = ""): [string, unknown][] {

@@ -197,6 +197,8 @@ ODD = [
     '{"step": ' + "1" * 4000 + "}",
     '{"loss": ' + "1" * 5000 + "}",
     '{"loss": 1e400, "step": ' + "9" * 30 + "}",
+    '{"step": 9007199254740992}',
+    '{"epoch": 1, "steps": 1000000000000000000}',
     '{"note": "\\ud800"}',
     '{"\\ud800": 1}',
     json.dumps({f"metric{n}": n for n in range(200)}),
@@ -242,6 +244,13 @@ def test_whatever_a_script_writes_the_reader_goes_on(text, size):
     assert (progress.step, progress.metrics["loss"]) == (77, 0.5)
     json.dumps([progress.line(), [one.dump() for one in progress.measurements]]).encode()
     json.dumps([one.dump() for one in progress.measurements], allow_nan=False)
+
+
+def test_a_whole_number_keeps_all_its_digits():
+    progress = Progress()
+    progress.feed(lines({"t": 1.0, "step": 1, "seen": 2**53 + 1, "loss": 2.5}))
+    assert [one.dump()["value"] for one in progress.measurements] == [2**53 + 1, 2.5]
+    assert [Measurement.load(one.dump()) for one in progress.measurements][0].value == 2**53 + 1
 
 
 def test_metrics_of_a_thousand_names_are_not_all_kept():

@@ -252,6 +252,12 @@ def test_the_manifests_own_command_measures(evaluate):
     assert said["metrics"] == {"accuracy": 0.99, "f1": 0.75, "loss": 0.25}
 
 
+def test_a_whole_number_keeps_all_its_digits(evaluate):
+    script = MANY.format({"accuracy": 0.75, "rows": 2**53 + 1, "none": True})
+    said = evaluate(script, metric="accuracy", minimum=0.5)["metrics"]
+    assert (said["rows"], said["none"]) == (2**53 + 1, 1.0)
+
+
 MANY = "import json, os; json.dump({}, open(os.environ['EVALUATION'], 'w'))"
 
 
@@ -264,6 +270,7 @@ MANY = "import json, os; json.dump({}, open(os.environ['EVALUATION'], 'w'))"
         (MANY.format({str(n): 1 for n in range(101)}), "it has 101, and at most 100 are kept"),
         (MANY.format({"a" * 201: 1}), "'a{50}'... is too long for a name"),
         (MANY.format({"\ud800": 1}), "is no UTF-8"),
+        (MANY.format({"a": 10**400}), "too large"),
     ],
 )
 def test_a_command_that_measures_nothing_is_told_what_to_write(evaluate, script, words):

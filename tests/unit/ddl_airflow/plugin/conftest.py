@@ -51,10 +51,12 @@ class Site:
         self.tasks = dict.fromkeys(ROAD, "success")
         # Of their task instances: a new one at each clear.
         self.ids = {name: str(uuid4()) for name in ROAD}
+        self.tried = 1  # times that train was
         self.others = 0  # tasks of the DAG that are none of ours, before them by name
         self.url = ""
         self.sent: list[tuple[str, dict]] = []
         self.refused = 0
+        self.lists: list[int] = []  # status of each answer to who asked for all trainings
         self.production: list[Any] = []
         self.paused = False
         # Airflow's own, the oldest first.
@@ -105,7 +107,10 @@ class Site:
         async def sometimes(request: Request, call_next):
             if self.refused and "/ddl/about" in request.url.path:
                 return HTMLResponse('{"detail": "Forbidden"}', self.refused)
-            return await call_next(request)
+            answer = await call_next(request)
+            if request.url.path.endswith("/ddl/trainings"):
+                self.lists.append(answer.status_code)
+            return answer
 
         app.mount("/ddl", plugin)
 
@@ -121,11 +126,12 @@ class Site:
             found = [
                 {
                     **{"id": self.ids[name], "task_id": name, "task_display_name": name},
-                    **{"operator_name": ROAD[name], "state": state},
+                    **{"operator_name": ROAD[name], "state": state, "try_number": self.tried},
                 }
                 for name, state in sorted(self.tasks.items())
             ]
             other = {"task_id": "a", "task_display_name": "a", "state": "success"}
+            other["try_number"] = 1
             own = {**other, "task_id": "before", "task_display_name": "before"}
             found = [other] if dag == "others" else [*found, own]
             more = [other | {"task_id": f"a-{number}"} for number in range(self.others)]

@@ -291,8 +291,9 @@ def test_measurements_are_those_of_the_steps_that_have_ended(mine):
     write_part(layout, "evaluate", {"result": {"measurements": [own]}})
     own["measured_on"] = "evaluation.command"
     assert get("/about/mine/run")["measurements"] == [own]
-    write_part(layout, "evaluate", {"result": {"measurements": [{"metric": 1}]}})
-    assert get("/about/mine/run")["measurements"] == []
+    for odd in ({"metric": 1}, {"metric": "loss", "value": 10**400}):
+        write_part(layout, "evaluate", {"result": {"measurements": [odd]}})
+        assert get("/about/mine/run")["measurements"] == []
     drop_parts(layout, "train")
     assert get("/about/mine/run")["measurements"] == []
 

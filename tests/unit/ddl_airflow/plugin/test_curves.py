@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from ddl_airflow.core.curves import downsampled
+from ddl_airflow.core.curves import averaged, downsampled
 from ddl_airflow.plugin import curves
 from ddl_airflow.plugin.curves import Cursor, read_curves
 
@@ -99,6 +99,24 @@ def test_more_than_fits_into_one_answer_is_said_to_be_more(told, monkeypatch):
         cursor, more = answer["cursor"], answer["more"]
         seen += [step for _, part in parts(answer, "loss") for step, _ in part]
     assert seen == list(range(200))
+
+
+@pytest.mark.parametrize("far", [2**53 - 1, 2**53, 10**18, 2**63, -(2**63), 1e18, 1e300])
+def test_however_far_a_step_is_the_next_answer_goes_on(told, monkeypatch, far):
+    monkeypatch.setattr(curves, "_MOST_BYTES", 4096)
+    told({"t": 0, "source": "ops", "step": far, "comm_s": 0.0})
+    told(*({"t": n, "source": "keras", "step": far, "loss": n} for n in range(200)))
+    cursor = ""
+    for _ in range(100):
+        answer = told.read(cursor=cursor)
+        drawn = [part for curve in answer["curves"] for part in curve["parts"]]
+        assert all(step < 2**53 for part in drawn for step in part["steps"])
+        assert str(Cursor.read(answer["cursor"])) == answer["cursor"]
+        cursor = answer["cursor"]
+        if not answer["more"]:
+            break
+    assert Cursor.read(cursor).offset == told.path.stat().st_size
+    assert told.read(cursor=cursor)["curves"] == []
 
 
 def test_no_answer_takes_much_of_the_memory_that_all_requests_share(told):
@@ -197,6 +215,13 @@ def test_a_cursor_of_somebody_elses_is_the_beginning(told, cursor):
     assert parts(told.read(cursor=cursor), "loss") == [(0, [(1, 1.0)])]
 
 
+def test_a_curve_of_whole_numbers_is_one_of_numbers(told):
+    """Which JavaScript can draw, however large they are."""
+    told(*({"t": n, "step": n, "seen": 2**53 + 1} for n in range(2)))
+    ((_, part),) = parts(told.read(), "seen")
+    assert [type(value) for _, value in part] == [float, float]
+
+
 def test_too_many_metrics_are_left_out(told):
     for first in range(0, 300, 50):
         told({f"m{number}": 1 for number in range(first, first + 50)} | {"t": 1, "step": 1})
@@ -226,3 +251,38 @@ def test_fewer_points_keep_ends_spikes_and_order(count):
     if count > 1000:
         told = [value for _, value in drawn]
         assert {9.0, -9.0} <= set(told) and any(map(math.isnan, told))
+
+
+def test_means_of_a_long_curve_are_those_of_all_its_points(told):
+    """The least and the greatest of each stretch are drawn, whose mean is another."""
+    values = [100.0 if step % 50 == 0 else 1.0 for step in range(10_000)]
+    told(*({"t": n, "source": "keras", "step": n, "loss": v} for n, v in enumerate(values)))
+    answer = told.read(points=800)
+    (part,) = answer["curves"][0]["parts"]
+    assert sum(part["values"]) / len(part["values"]) > 20
+    means = part["means"]["values"]
+    assert len(means) == 160 and sum(means) / len(means) == pytest.approx(2.98, rel=0.01)
+    # Each at a step that is drawn, for that is what a pointer finds.
+    assert set(part["means"]["steps"]) <= set(part["steps"])
+    assert part["means"]["steps"][-1] == 9999
+    assert len(json.dumps(answer)) < 32 * 1024
+    # Where each point is drawn there is nothing to make good.
+    told({"t": 1e5, "source": "keras", "step": 10_000, "loss": 1.0})
+    (part,) = told.read(cursor=answer["cursor"])["curves"][0]["parts"]
+    assert part["means"] is None
+
+
+@pytest.mark.parametrize(
+    ("values", "means"),
+    [
+        ([1.0, math.nan, 3.0, math.inf], [2.0]),
+        ([math.nan, -math.inf], [math.nan]),
+        ([1.7e308] * 3, [1.7e308]),
+        ([-1.7e308, 1.7e308], [0.0]),
+        ([2**62, 2**62], [2.0**62]),
+    ],
+)
+def test_a_mean_is_of_what_are_numbers(values, means):
+    ((step, mean),) = averaged(list(enumerate(values)), 1)
+    assert step == len(values) - 1
+    assert mean == pytest.approx(means[0], nan_ok=True)

@@ -229,6 +229,57 @@ def test_who_looks_at_a_part_of_a_curve_goes_on_looking_there(tab, site):
     assert pointed_at(0.95) == closer
 
 
+# Lines as they are drawn: the width of each, and the least, greatest and last height in it.
+LINES = """() => {
+    const found = [], context = CanvasRenderingContext2D.prototype, path = Path2D.prototype;
+    const { stroke } = context, { lineTo } = path;
+    path.lineTo = function (x, y) {
+        (this.heights ??= []).push(y);
+        lineTo.call(this, x, y);
+    };
+    context.stroke = function (line) {
+        const all = line?.heights ?? [], ends = [Math.min(...all), Math.max(...all), all.at(-1)];
+        if (all.length > 50) found.push([this.lineWidth, ...ends]);
+        stroke.apply(this, arguments);
+    };
+    dispatchEvent(new Event("theme"));  // draws all anew
+    return new Promise((done) => setTimeout(() => done(found), 500));
+}"""
+
+
+@pytest.mark.parametrize("compared", [False, True])
+def test_a_long_curve_is_smoothed_by_its_means(tab, published, compared):
+    """Of each stretch the extremes are drawn; a spike of one step in 50 is no half of the curve."""
+    path = published.layout.progress
+    values = [100.0 if step % 50 == 0 else 1.0 for step in range(10_000)]
+    path.unlink()
+    published.progress(*({"t": 1.0, "step": n, "loss": v} for n, v in enumerate(values)))
+    page, frame = tab("" if compared else "dag_id=digits&run_id=run")
+    if compared:
+        for one in ("digits/run", "mnist-tf1/lost"):
+            frame.get_by_label(f"Compare {one}").check()
+        published.recorded("lost").progress.write_text("")
+        frame.get_by_role("link", name="Compare the two").click()
+    loss = frame.locator("figure", has=frame.locator("h3", has_text=re.compile("^loss$")))
+    expect(loss.locator(".plot")).to_have_attribute("aria-label", re.compile("to step 9,999,"))
+    slider = frame.get_by_label("Smoothing")
+    slider.focus()
+    page.keyboard.press("End")
+    expect(slider).to_have_value("0.98")
+    (faint, top, bottom, _), (strong, *smooth) = page.frames[1].evaluate(LINES)[-2:]
+    assert (faint, strong) == (1, 2)
+    shown = [1 + 99 * (bottom - height) / (bottom - top) for height in smooth]
+    assert 2 < min(shown) <= max(shown) < 5, shown
+    # What comes later is drawn point by point, and counts for its steps alone.
+    published.progress(*({"t": 2.0, "step": n, "loss": 1.0} for n in range(10_000, 10_050)))
+    look_again(page)
+    shot(page, f"smoothed-{compared}")
+    if not compared:
+        expect(value_of(frame, "step")).to_have_text("10,049")
+        (_, top, bottom, _), (_, *_, last) = page.frames[1].evaluate(LINES)[-2:]
+        assert 2 < 1 + 99 * (bottom - last) / (bottom - top) < 4
+
+
 def test_a_long_training_is_read_to_its_end_once(tab, site):
     """Its numbers come in several answers, which are no growth of what is shown."""
     site.progress({"t": 1.0, "step": 1, "loss": 1.0})
@@ -412,6 +463,21 @@ def test_a_list_that_is_cut_says_so(tab, published, monkeypatch):
     expect(frame.locator("#left-out")).to_have_count(0)
 
 
+def test_a_list_that_has_not_changed_is_not_sent_to_a_browser_again(tab, published):
+    page, frame = tab("")
+    rows = frame.locator("#trainings tbody tr")
+    expect(rows).to_have_count(4)
+    published.lists.clear()
+    for _ in range(3):
+        with page.expect_response("**/ddl/trainings"):
+            look_again(page)
+    expect(rows).to_have_count(4)
+    assert published.lists[-3:] == [304] * 3
+    published.recorded("new", state="failed", step="train")
+    look_again(page)
+    expect(rows).to_have_count(5)
+
+
 def test_a_training_whose_folder_is_gone_says_so(tab, site):
     site.tasks |= {"train": "running", "upload_results": None}
     _, frame = tab("dag_id=digits&run_id=cleaned")
@@ -443,6 +509,16 @@ def test_the_numbers_beside_a_curve_differ_and_fit(tab, site, first, each):
     beside = [text for text in said if text not in {str(step) for step in steps}]
     assert len(beside) >= 3 and len(set(beside)) == len(beside), said
     assert max(map(len, beside)) <= 9, said
+
+
+@pytest.mark.parametrize("first", [1, 2**53 - 2])
+def test_steps_however_far_are_drawn(tab, site, first):
+    """A script may count as it likes: with marks at parts of such a step a browser never ended."""
+    for step in (first, 2**53 - 1, 2**53, 10**18):
+        site.progress({"t": 1.0, "step": step, "loss": 0.5})
+    _, frame = tab()
+    expect(frame.locator("figure canvas")).to_have_count(1)
+    expect(value_of(frame, "step")).to_have_text("9,007,199,254,740,991")
 
 
 def test_a_dag_that_is_not_ours_has_one_line(tab):
@@ -604,6 +680,27 @@ def test_all_of_two_long_trainings_is_compared(tab, published, monkeypatch):
     loss = frame.locator("figure", has=frame.locator("h3", has_text=re.compile("^loss$")))
     loss.locator("summary").click()
     expect(loss.locator("tbody tr").last).to_contain_text(re.compile("^4,000"))
+
+
+def test_a_comparison_of_what_never_ends_is_shown_and_asks_no_more(tab, published):
+    """The server, or a proxy before it, always says that there is more."""
+    page, frame = tab("")
+    for one in ("digits/run", "mnist-tf1/first"):
+        frame.get_by_label(f"Compare {one}").check()
+    asked = []
+
+    def answer(route):
+        asked.append(time.monotonic())
+        part = {"job": 0, "steps": [1, 2], "values": [0.5, 0.25], "gaps": []}
+        told = {"curves": [{"name": "loss", "measured_on": "", "parts": [part]}], "again": False}
+        route.fulfill(json=told | {"cursor": "0.0.0.2.0.7", "more": True})
+
+    page.route("**/ddl/curves/digits/**", answer)
+    frame.get_by_role("link", name="Compare the two").click()
+    expect(frame.locator("figure", has=frame.locator("h3", has_text="loss"))).to_have_count(1)
+    page.wait_for_timeout(500)
+    assert len(asked) == 2
+    assert asked[1] - asked[0] > 0.1  # others are served in between
 
 
 def test_trainings_of_a_dag(tab, published):
@@ -899,15 +996,34 @@ def test_a_dag_of_many_tasks_is_read_to_its_end(tab, site):
     expect(frame.locator("#none")).to_have_count(0)
 
 
-def test_a_rank_that_was_killed_is_at_work_no_more(tab, site):
-    site.tasks["train"] = "failed"
+@pytest.mark.parametrize("state", ["failed", "up_for_retry", "running"])
+def test_a_rank_that_was_killed_is_at_work_no_more(tab, site, state):
+    """With its worker, which then says nothing of the end either: Airflow finds out."""
+    site.tasks["train"] = "running"
+    site.progress(*({"t": 1.0 + n, "step": n, "steps": 100} for n in range(3)))
     rank_record(site.layout, "try-1", 0, started=100.0)
     usage = {"t": 110.0, "cores": 2.5, "cpu_s": 9.0, "memory": 2 << 30, "peak": 3 << 30}
     (site.layout.state / "try-1" / "rank-0.usage").write_text(json.dumps(usage))
-    _, frame = tab()
+    page, frame = tab()
     row = frame.locator("section", has_text="Where it runs").locator("tbody tr")
     expect(row).to_contain_text("2.52 GiB, at most 3 GiBat work")
+    expect(frame.locator("#tries li")).to_contain_text("1 rank at work")
+    expect(value_of(frame, "left")).to_have_text("98 s")
+    # Of a scheduler's job nobody waits in a worker.
+    for waits in ("deferred", "queued"):
+        site.tasks["train"] = waits
+        look_again(page)
+        expect(frame.locator("#tasks")).to_contain_text(f"train: {waits}")
+        expect(row).to_contain_text("at work")
+    site.tasks["train"] = state
+    site.tried += state == "running"
+    look_again(page)
+    expect(row).to_contain_text("EPYC––at most 3 GiBsaid no more")
+    expect(frame.locator("#tries li")).to_contain_text("was ended, and its ranks said no more")
+    expect(value_of(frame, "left")).to_have_count(0)
+    shot(page, f"killed-{state}")
     site.fail("the job was ended.", None)
+    look_again(page)
     expect(row).to_contain_text("0.9at most 3 GiBsaid no more")
 
 
@@ -976,6 +1092,44 @@ def test_two_that_differ_in_little_are_not_the_same(tab, published):
         expect(frame.locator("figure details[open]")).to_have_count(1)
 
 
+def test_whole_numbers_and_parameters_are_shown_as_they_are(tab, published):
+    """JavaScript's numbers have 53 bits, and a metric is shown in four digits."""
+    for run, seed in (("first", 2**53 + 1), ("second", 2**53)):
+        layout = published.run("mnist-tf1", run)
+        record = json.loads((layout.kept / "record.json").read_bytes())
+        record["run"]["parameters"] = {"seed": seed, "rate": 0.000123456, "rows": 123456}
+        told = {"metric": "seen", "value": seed, "source": "command"}
+        rows = {"metric": "rows", "value": 60_001, "source": "command"}
+        loss = {"metric": "loss", "value": 0.0440012, "source": "command"}
+        record["result"]["metrics"] = {"seen": seed, "rows": 60_001, "loss": 0.0440012}
+        for name in ("record.json", "lineage.json"):
+            (layout.kept / name).write_text(json.dumps(record))
+        write_part(layout, "evaluate", {"result": {"measurements": [told, rows, loss]}})
+    page, frame = tab("")
+    frame.get_by_label("Metric").select_option("seen")
+    row = frame.locator("#trainings tr", has=frame.get_by_text("first", exact=True))
+    expect(row.locator("td.number").first).to_have_text("9,007,199,254,740,993")
+    for one in ("first", "second"):
+        frame.get_by_label(f"Compare mnist-tf1/{one}").check()
+    row.get_by_role("link", name=re.compile("^mnist")).click()
+    expect(value_of(frame, "seen")).to_have_text("9,007,199,254,740,993")
+    expect(value_of(frame, "rows")).to_have_text("60,001")
+    expect(value_of(frame, "loss")).to_have_text("0.04400")
+    made = frame.locator(".facts > div", has_text="parameters").locator("dd")
+    expect(made).to_have_text("seed 9007199254740993, rate 0.000123456, rows 123456")
+    shot(page, "whole-numbers")
+    frame.get_by_role("link", name="Lineage, with all digests").click()
+    facts = frame.locator(".facts > div")
+    expect(facts.filter(has_text="seen")).to_have_text("seen9007199254740993")
+    expect(facts.filter(has_text="loss")).to_have_text("loss0.04400")
+    frame.get_by_role("link", name="← Trainings").click()
+    frame.get_by_role("link", name="Compare the two").click()
+    seeds = frame.locator("#differences tr", has_text="run.parameters.seed").locator("td")
+    expect(seeds).to_have_text(["9007199254740993", "9007199254740992"])
+    seen = frame.locator("#differences tr", has_text="seen").locator("td")
+    expect(seen).to_have_text(["9,007,199,254,740,993", "9,007,199,254,740,992"])
+
+
 def test_a_table_is_as_one_left_it(tab, published):
     page, frame = tab("dag_id=mnist-tf1&run_id={RUN_ID}")
     rows = frame.locator("#trainings tbody tr")
@@ -1020,6 +1174,46 @@ def test_times_are_in_the_zone_that_was_chosen_in_airflow(tab, published):
     page.evaluate("""localStorage.setItem("timezone", "nowhere")""")
     page.reload()
     expect(frame.locator("h1")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("moment", "seconds"),
+    [
+        ("+300000-01-01T00:00:00Z", 9.4e12),
+        ("9999999-12-31", 1e300),
+        ("nonsense", -1e300),
+        ("0001-01-01T00:00:00Z", -5.0),
+        (["soon"], "NaN"),
+        (1e300, 8.64e12),
+    ],
+)
+def test_a_time_that_is_none_ends_no_page(tab, published, moment, seconds):
+    """Ranks write most of what says one, and their clocks, too, may say what they like."""
+    layout = published.run("mnist-tf1", "first")
+    record = json.loads((layout.kept / "record.json").read_bytes())
+    record["run"]["started"] = moment
+    record["result"]["goodput"] = {"held_s": seconds}
+    for name in ("record.json", "lineage.json"):
+        (layout.kept / name).write_text(json.dumps(record))
+    for number in (1, 2):
+        told = {"started": seconds, "ended": 1e300 / number, "exit_code": 0}
+        rank_record(layout, f"try-{number}", 0, **told)
+    spent = {"rank": 0, "run_s": seconds, "comm_s": seconds, "wait_s": seconds}
+    layout.statistics.write_text(json.dumps({"ranks": [spent]}))
+    lines = [{"t": t, "step": n, "steps": 2**53 - 1} for n, t in enumerate((0.0, 1e18))]
+    layout.progress.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    page, frame = tab("dag_id=mnist-tf1&run_id={RUN_ID}")
+    row = frame.locator("#trainings tr", has=frame.get_by_text("first", exact=True))
+    expect(row.locator("td").last).to_have_text("–")
+    expect(row.locator("td.number").nth(1)).to_have_text("–")
+    row.get_by_role("link", name=re.compile("^mnist")).click()
+    expect(frame.locator("#tries li")).to_have_count(2)
+    expect(frame.locator("#tries li").last).not_to_have_text(re.compile(r"\d{5}|-\d"))
+    shot(page, f"times-{seconds}")
+    frame.get_by_role("link", name="Lineage, with all digests").click()
+    frame.get_by_role("button", name=re.compile("^run")).click()
+    started = frame.locator(".facts > div", has_text="started").locator("dd")
+    expect(started).to_have_text(re.compile(r"\d{5}|soon|nonsense|0001-01-01|1e\+300"))
 
 
 def test_a_lineage_that_does_not_come_at_first_comes_later(tab, published):
