@@ -20,7 +20,7 @@ _EXPANDED = re.compile(r"[$*?\[\]{}~`]")
 _MOST_BYTES = 2**20
 # What starts ranks, as the train task does; the others may start theirs within a single one.
 _LAUNCHERS = frozenset(("mpirun", "mpiexec", "orterun", "prun", "srun"))
-_OTHER_LAUNCHERS = frozenset(("horovodrun", "torchrun"))
+_OTHER_LAUNCHERS = frozenset(("ddlrun", "horovodrun", "torchrun"))
 # How alike names of files are, of which one is probably a misspelling of the other.
 _NEAR = 0.75
 # An & that no quotes and no backslash are around, at the end.

@@ -144,6 +144,7 @@ def test_the_error_has_no_line_of_the_script(code):
     [
         ("mpirun -np 2 python train.py", "mpirun would start ranks of its own in each rank"),
         ("/usr/bin/srun python train.py", "Write python and the script alone."),
+        ("ddlrun -H a,b python train.py", "ddlrun would start ranks of its own in each rank"),
         ("python train.py &", "goes on in the background"),
         ("python train.py&", "Leave the & out"),
         ("train.py --epochs 3", "Write python train.py."),
@@ -161,6 +162,7 @@ def test_a_command_that_cannot_be_a_ranks_is_refused(tmp_path, command, said):
     [
         ("mpirun -np 2 python evaluate.py", 0),  # as evaluation's command: it runs once
         ("torchrun --nproc_per_node 4 train.py", 1),
+        ("ddlrun -accelerators 4 python train.py", 1),
         *((f"{name} train.py", 2) for name in ("jython", "bpython", "pythonw", "python_tf")),
     ],
 )
