@@ -18,7 +18,11 @@ from ddl_airflow.core.manifest.ffdl.model import (
     Group,
 )
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
-from ddl_airflow.core.manifest.sections.definition import FINDS_SERVERS, split_commands
+from ddl_airflow.core.manifest.sections.definition import (
+    FINDS_SERVERS,
+    FRAMEWORKS_ELSEWHERE,
+    split_commands,
+)
 from ddl_airflow.core.manifest.templates import is_template
 from ddl_airflow.core.manifest.values import regex as compiled
 
@@ -49,8 +53,9 @@ def has_commands(command: str) -> int:
 @_rule("framework.name")
 def framework_is_tensorflow(at: str, name: str) -> Findings:
     if name not in ("tensorflow", "tensorflow-ddl", "horovod"):
+        usual = f"is {name[:40]!r}, and what trains here is TensorFlow"
         fix = _ELSEWHERE.get(name, "Write name: tensorflow, with a script for it.")
-        yield Finding(at, f"is {name[:40]!r}, and what trains here is TensorFlow", fix)
+        yield Finding(at, *FRAMEWORKS_ELSEWHERE.get(name, (usual, fix)))
 
 
 @_rule("framework.command")

@@ -370,3 +370,41 @@ def test_importing_stays_light() -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=within(60))
+
+
+@pytest.mark.parametrize(
+    ("framework", "wrong"),
+    [
+        ("tensorflow-horovod", ""),  # of Watson Machine Learning, as the next ones
+        (
+            "pytorch",
+            "is pytorch, and what trains here is TensorFlow: ranks would not average PyTorch's "
+            "gradients, and its models are not published. Port the script to TensorFlow or Keras, "
+            "and write name: tensorflow. Or train with torchrun and DistributedDataParallel, "
+            "without a manifest.",
+        ),
+        (
+            "caffe",
+            "is caffe, and what trains here is TensorFlow. Port the script to TensorFlow or Keras, "
+            "and write name: tensorflow.",
+        ),
+        (
+            "keras",
+            "is keras, and the framework beneath it is named here. Write name: tensorflow, and its "
+            "version; it brings Keras.",
+        ),
+        (
+            "tensorfow",
+            "is text 'tensorfow', wanted tensorflow or tensorflow-ddl or tensorflow-horovod. "
+            "Write for example name: tensorflow-ddl.",
+        ),
+    ],
+)
+def test_frameworks_of_then(framework: str, wrong: str) -> None:
+    text = (FIXTURES / "valid" / "wml.yml").read_text().replace("tensorflow-ddl", framework)
+    if not wrong:
+        assert load_manifest_text(text, "m.yml").model_definition.framework.name == framework
+        return
+    with pytest.raises(ManifestInvalid) as caught:
+        load_manifest_text(text, "m.yml")
+    assert str(caught.value) == f"m.yml:9: model_definition.framework.name: {wrong}"
