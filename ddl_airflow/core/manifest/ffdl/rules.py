@@ -16,6 +16,7 @@ from ddl_airflow.core.manifest.ffdl.model import (
     DataStore,
     EvaluationMetrics,
     Group,
+    ImageLocation,
 )
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections.definition import (
@@ -201,8 +202,9 @@ def learners_are_found_by_tf_config(at: str, learners: int, command: str) -> Fin
 
 
 @_rule("framework.image_tag", warning=True)
-def image_is_not_started(at: str, tag: str | None) -> Findings:
-    if tag is not None:
+@_rule("framework.image_location", warning=True)
+def image_is_not_started(at: str, image: str | ImageLocation | None) -> Findings:
+    if image is not None:
         fix = "Delete it; launcher.python of our dialect names another Python."
         yield Finding(at, "is not used: no container is started", fix)
 
