@@ -61,8 +61,20 @@ _ADVICE = (
         "docs/coming-from-horovod.md says for which parts.",
     ),
     _known(
-        "AttributeError",
-        r"module 'tensorflow' has no attribute",
+        "AttributeError ImportError ModuleNotFoundError",
+        r"'multi_gpu_model'|No module named 'keras\.utils\.(multi_gpu|training)_utils'",
+        "Take the call out: each rank trains on a GPU of its own, and `import ddl` joins them.",
+    ),
+    _known(
+        "AttributeError ImportError ModuleNotFoundError",
+        # Of PowerAI, in each of its releases.
+        r"'tensorflow_large_model_support\b|\btensorflow\.contrib\.lms\b|'set_lms_enabled'",
+        "Take it out: PowerAI's large model support moved tensors off the GPU, and what a model "
+        "learns is the same without it. Where memory is short, give each rank a smaller batch.",
+    ),
+    _known(
+        "AttributeError ModuleNotFoundError",
+        r"module 'tensorflow' has no attribute|No module named 'tensorflow\.(contrib|examples)\b",
         'If the script is for TensorFlow 1, write framework: {version: "1.15"} in the manifest; '
         "by hand, ddl-run --tf1.",
     ),
