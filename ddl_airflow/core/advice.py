@@ -78,6 +78,12 @@ _ADVICE = (
         'If the script is for TensorFlow 1, write framework: {version: "1.15"} in the manifest; '
         "by hand, ddl-run --tf1.",
     ),
+    _known(
+        "TypeError",
+        r"__init__\(\) got multiple values for (keyword )?argument 'name'",
+        "If it is of an optimizer's get_config(), Keras has the name in that by now: "
+        'config.pop("name", None).',
+    ),
     _known("MemoryError ResourceExhaustedError", "", LESS_MEMORY),
     _known(
         "EOFError",

@@ -36,6 +36,11 @@ from ddl_airflow.core.layout import RunLayout
             "module 'tensorflow._api.v2.config.experimental' has no attribute 'set_lms_enabled'",
             "Take it out",
         ),
+        (
+            "TypeError",
+            "_DistributedOptimizer.__init__() got multiple values for argument 'name'",
+            'config.pop("name", None)',
+        ),
         ("MemoryError", "", "smaller batch"),
         ("EOFError", "EOF when reading a line", "parameters"),
         ("Exception", "URL fetch failure on https://a/b: None -- timed out", "training_data_ref"),
