@@ -37,7 +37,12 @@ def _variable(found: re.Match[str]) -> str:
     return f"Did you mean {near[0]}?" if near and near[0] != name else ""
 
 
+_TF1 = (
+    'If the script is for TensorFlow 1, write framework: {version: "1.15"} in the manifest; '
+    "by hand, ddl-run --tf1."
+)
 _ADVICE = (
+    _known("NotFoundError", r"\bddl_MDR\.so: ", f"TensorFlow 1 mode has it. {_TF1}"),
     _known(
         "FileNotFoundError NotFoundError",
         r"No such file or directory: b?'[^/]",
@@ -75,8 +80,7 @@ _ADVICE = (
     _known(
         "AttributeError ModuleNotFoundError",
         r"module 'tensorflow' has no attribute|No module named 'tensorflow\.(contrib|examples)\b",
-        'If the script is for TensorFlow 1, write framework: {version: "1.15"} in the manifest; '
-        "by hand, ddl-run --tf1.",
+        _TF1,
     ),
     _known(
         "TypeError",

@@ -12,6 +12,11 @@ from ddl_airflow.core.layout import RunLayout
     [
         ("FileNotFoundError", "[Errno 2] No such file or directory: 'x.csv'", "$DATA_DIR"),
         ("FileNotFoundError", "[Errno 2] No such file or directory: '/srv/x'", "Each host"),
+        (
+            "NotFoundError",
+            "/opt/DL/lib/ddl_MDR.so: cannot open shared object file: No such file or directory",
+            "TensorFlow 1 mode has it. If the script is for TensorFlow 1, write framework",
+        ),
         ("PermissionError", "[Errno 13] Permission denied: '/etc/x'", "$RESULT_DIR"),
         ("KeyError", "'DATADIR'", "Did you mean DATA_DIR?"),
         ("KeyError", "'PARAM_RATE'", "Add rate to"),
