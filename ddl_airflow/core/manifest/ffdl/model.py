@@ -115,7 +115,9 @@ class DataStore(Section):
 class ImageLocation(Section):
     """Where a custom image is."""
 
-    registry: Text | None = Field(default=None, description="Its registry.", examples=["docker.io"])
+    registry: Text | None = Field(
+        default=None, description="Its registry.", examples=["registry.example.com"]
+    )
     namespace: Text | None = Field(default=None, description="Namespace in it.", examples=["mine"])
     access_token: Secret | None = Field(
         default=None, description="Opens the registry.", examples=["${REGISTRY_TOKEN}"]

@@ -58,7 +58,9 @@ def test_learners_may_be_allowed_not_to_average() -> None:
 
 
 def test_a_custom_image_is_set_aside_and_its_token_never_shown() -> None:
-    where = "{registry: docker.io, namespace: mine, access_token: hunter2, email: a@example.com}"
+    where = (
+        "{registry: r.example.com, namespace: mine, access_token: hunter2, email: a@example.com}"
+    )
     text = SMALL.replace("python train.py}", f"python train.py, image_location: {where}}}")
     manifest = load_manifest_text(text, "m.yml")
     assert [f"{one.field}: {one.message}" for one in manifest.warnings] == [
