@@ -27,7 +27,7 @@ from ddl_airflow.core.manifest.rules import issues_beside
 from ddl_airflow.core.manifest.schema import json_schema
 from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.core.plan import plan
-from ddl_airflow.core.scripts import CURE, will_train_apart
+from ddl_airflow.core.scripts import CURE, TORCH_CURE, of_torch, will_train_apart
 from ddl_airflow.lineage.record import facets_schema, lineage_schema
 from ddl_airflow.storage.code import why_not_copied
 
@@ -139,8 +139,10 @@ def _apart(manifest: Manifest) -> Iterator[ManifestIssue]:
     if manifest.folder is None:
         return
     code = manifest.folder / manifest.code
-    if said := will_train_apart(code, manifest.distribution, manifest.world_size):
-        field = "model_definition.execution"
+    field = "model_definition.execution"
+    if said := of_torch(code):
+        yield ManifestIssue(manifest.line_of(field), field, said, TORCH_CURE)
+    elif said := will_train_apart(code, manifest.distribution, manifest.world_size):
         yield ManifestIssue(manifest.line_of(field), field, said, CURE)
 
 

@@ -37,7 +37,12 @@ def _variable(found: re.Match[str]) -> str:
     return f"Did you mean {near[0]}?" if near and near[0] != name else ""
 
 
+_TF1 = (
+    'If the script is for TensorFlow 1, write framework: {version: "1.15"} in the manifest; '
+    "by hand, ddl-run --tf1."
+)
 _ADVICE = (
+    _known("NotFoundError", r"\bddl_MDR\.so: ", f"TensorFlow 1 mode has it. {_TF1}"),
     _known(
         "FileNotFoundError NotFoundError",
         r"No such file or directory: b?'[^/]",
@@ -61,10 +66,27 @@ _ADVICE = (
         "docs/coming-from-horovod.md says for which parts.",
     ),
     _known(
-        "AttributeError",
-        r"module 'tensorflow' has no attribute",
-        'If the script is for TensorFlow 1, write framework: {version: "1.15"} in the manifest; '
-        "by hand, ddl-run --tf1.",
+        "AttributeError ImportError ModuleNotFoundError",
+        r"'multi_gpu_model'|No module named 'keras\.utils\.(multi_gpu|training)_utils'",
+        "Take the call out: each rank trains on a GPU of its own, and `import ddl` joins them.",
+    ),
+    _known(
+        "AttributeError ImportError ModuleNotFoundError",
+        # Of PowerAI, in each of its releases.
+        r"'tensorflow_large_model_support\b|\btensorflow\.contrib\.lms\b|'set_lms_enabled'",
+        "Take it out: PowerAI's large model support moved tensors off the GPU, and what a model "
+        "learns is the same without it. Where memory is short, give each rank a smaller batch.",
+    ),
+    _known(
+        "AttributeError ModuleNotFoundError",
+        r"module 'tensorflow' has no attribute|No module named 'tensorflow\.(contrib|examples)\b",
+        _TF1,
+    ),
+    _known(
+        "TypeError",
+        r"__init__\(\) got multiple values for (keyword )?argument 'name'",
+        "If it is of an optimizer's get_config(), Keras has the name in that by now: "
+        'config.pop("name", None).',
     ),
     _known("MemoryError ResourceExhaustedError", "", LESS_MEMORY),
     _known(

@@ -20,12 +20,25 @@ _EXPANDED = re.compile(r"[$*?\[\]{}~`]")
 _MOST_BYTES = 2**20
 # What starts ranks, as the train task does; the others may start theirs within a single one.
 _LAUNCHERS = frozenset(("mpirun", "mpiexec", "orterun", "prun", "srun"))
-_OTHER_LAUNCHERS = frozenset(("horovodrun", "torchrun"))
+_OTHER_LAUNCHERS = frozenset(("ddlrun", "horovodrun", "torchrun"))
 # How alike names of files are, of which one is probably a misspelling of the other.
 _NEAR = 0.75
 # An & that no quotes and no backslash are around, at the end.
 _IN_BACKGROUND = re.compile(r"""\A(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^'"\\])*?&\s*\Z""", re.DOTALL)
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
+_QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+# What comes before the training and puts no script into the folder, as git, unzip or cp may.
+_PREPARES = re.compile(
+    r"""\s* (?:
+        (?:sudo\s+)? (?:pip[0-9.]*|conda|mamba|apt|apt-get|apk|dnf|yum) \s+ (?:-\S+\s+)*
+            (?:install|add|update|list|activate)
+        |python[0-9.]* \s+ -m \s+ pip
+        |export|set|ulimit|echo|nvidia-smi|date|hostname|pwd|ls|env|printenv|true
+        |(?:[A-Za-z_]\w*=\S*(?:\s+|\Z))+ \Z
+    ) (?![\w.-]) [^|;&<>()`\n]* \Z""",
+    re.VERBOSE,
+)
 
 
 def check_command(
@@ -71,9 +84,12 @@ def command_finding(
     with suppress(ValueError):  # said below
         command = "\n".join(split_commands(command))  # without comments
     try:
-        words = shlex.split(command)
+        shlex.split(command)
+        words = shlex.split(_that_trains(command))
     except ValueError as error:
         return Finding(field, f"{command!r}: {error}", "Close the quotes.")
+    while words[1:] and _ASSIGNMENT.match(words[0]):
+        del words[0]
     name = words[0].rpartition("/")[2] if words else ""
     if (ranks and name in _LAUNCHERS) or (ranks > 1 and name in _OTHER_LAUNCHERS):
         message = f"{command!r}: {words[0]} would start ranks of its own in each rank"
@@ -104,6 +120,18 @@ def command_finding(
     except (FileRefused, RecursionError, MemoryError):
         pass  # a link, huge or too deep: the ranks, who may have put it there, say what it is
     return None
+
+
+def _that_trains(command: str) -> str:
+    """The command without what prepares in front: ``pip install x && python train.py``."""
+    rest = 0
+    # Quotes keep their length, and have no operators.
+    bare = _QUOTED.sub(lambda found: "x" * len(found[0]), command)
+    for joined in re.finditer("&&", bare):
+        if not _PREPARES.match(bare, rest, joined.start()):
+            break
+        rest = joined.end()
+    return command[rest:]
 
 
 def _near_script(script: str, there: Sequence[str]) -> str | None:

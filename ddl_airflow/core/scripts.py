@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 # Whatever a script averages gradients by has one of these in its text, be it in a comment.
 _OURS = re.compile(rb"\b(ddl|ddl_MDR|mpi_collectives|dl_comm|ml_comm|horovod)\b")
+# What a script imports, as lines of it say.
+_TORCH = re.compile(rb"^\s*(?:import|from)\s+(?:torch|horovod\.torch)\b", re.MULTILINE)
+_TENSORFLOW = re.compile(
+    rb"^\s*(?:import|from)\s+(?:tensorflow|keras|tf_keras|ddl)\b", re.MULTILINE
+)
 _MOST_FILES = 2_000
 _MOST_BYTES = 2**20  # of one file
 _MOST_BYTES_IN_ALL = 16 * 2**20
@@ -37,7 +43,36 @@ CURE = (
 )
 
 
+def of_torch(code: Path) -> str:
+    """A sentence if scripts import PyTorch, and none TensorFlow; code as ``will_train_apart``."""
+    found = ""
+    for name, text in _scripts(code):
+        if text is None or _TENSORFLOW.search(text):
+            return ""
+        found = found or (name if _TORCH.search(text) else "")
+    return found and (
+        f"{found} imports torch, and no .py file of the code folder TensorFlow or Keras: only "
+        "TensorFlow's gradients are averaged here, and only its models are published"
+    )
+
+
+TORCH_CURE = (
+    "Port the script to TensorFlow or Keras; or train with torchrun and DistributedDataParallel, "
+    "without a manifest."
+)
+
+
 def _may_average(code: Path) -> bool:
+    any_script = False
+    for _, text in _scripts(code):
+        if text is None or _OURS.search(text):
+            return True
+        any_script = True
+    return not any_script
+
+
+def _scripts(code: Path) -> Iterator[tuple[str, bytes | None]]:
+    """Each Python file of a folder, by its path there, and its text; None for what is not read."""
     files = read = 0
     for folder, folders, names in os.walk(code):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -45,13 +80,14 @@ def _may_average(code: Path) -> bool:
             if not name.endswith(".py"):
                 continue
             files += 1
-            text = _text(Path(folder, name))
-            if text is None or _OURS.search(text):
-                return True
-            read += len(text)
+            path = Path(folder, name)
+            text = _text(path)
+            read += len(text or b"")
             if files > _MOST_FILES or read > _MOST_BYTES_IN_ALL:
-                return True
-    return files == 0
+                text = None
+            yield path.relative_to(code).as_posix(), text
+            if text is None:
+                return
 
 
 def _text(path: Path) -> bytes | None:

@@ -99,3 +99,15 @@ def test_the_timeline_shows_communication_beside_the_next_step(graphs):
             assert reduced[step] < began[step + 1]
         else:
             assert began[step + 1] < reduced[step]
+
+
+def test_keras_of_those_days_trains_one_model_by_a_wrapped_optimizer(ddl_run):
+    if importlib.util.find_spec("tf_keras") is None:
+        pytest.skip("tf_keras not installed: pip install -r requirements/legacy.txt")
+    words = ("--tf1", "--np", "2", "python", SCRIPTS / "cray_keras.py")
+    ended = ddl_run(*words, DDL_STALL_TIMEOUT="60")
+    assert ended.returncode == 0, ended.output[-5000:]
+    assert ended.lines_of(0) == ended.lines_of(1)
+    assert ended.lines_of(0)[0].startswith("weights: ")
+    output = ddl_run(*words, "as published").output
+    assert "got multiple values for argument 'name'. If it is of an optimizer's get_conf" in output

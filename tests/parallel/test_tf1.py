@@ -32,6 +32,16 @@ def test_a_script_that_loads_the_library_by_its_old_name(ddl_run):
     assert "DeadlineExceeded" not in ended.output
 
 
+def test_a_script_of_the_first_powerai_gets_three_values_of_init(ddl_run):
+    script = SCRIPTS / "powerai_2017.py"
+    ended = ddl_run("--tf1", "--np", "2", "python", script, DDL_STALL_TIMEOUT="60")
+    assert ended.returncode == 0, ended.output[-5000:]
+    first, second = ended.lines_of(0), ended.lines_of(1)
+    assert first[:3] == ["init: [0, 2, 0]", "later: [0, 2, 0, 2, 0]", "its own: 4 2 0"]
+    assert second[:3] == ["init: [1, 2, 1]", "later: [1, 2, 1, 2, 1]", "its own: 4 2 0"]
+    assert first[3].startswith("trained: ") and first[3] == second[3]
+
+
 @pytest.mark.parametrize("built_by", ["threads", "main"])
 def test_models_in_threads_whose_ops_have_the_same_names_are_refused(built_by, ddl_run):
     """They would be averaged with each other: another one is ready first on each rank."""

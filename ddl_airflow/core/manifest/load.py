@@ -19,6 +19,7 @@ from ddl_airflow.core.errors import (
     ManifestIssue,
     ManifestSyntaxError,
 )
+from ddl_airflow.core.manifest import wml
 from ddl_airflow.core.manifest.document import (
     MAX_BYTES,
     Document,
@@ -98,6 +99,8 @@ def load_manifest_text(
         fix = "Start with model_definition:, training_data_reference:, training_results_reference:."
         message = f"is {_shown(document.value, quote=False)}, wanted a mapping of fields"
         found.add(Finding("", message, fix))
+    elif (finding := wml.other_document(document.value)) is not None:
+        found.add(finding)
     elif is_ffdl(document.value):
         from ddl_airflow.core.manifest.ffdl.model import FfdlManifest
         from ddl_airflow.core.manifest.ffdl.rules import RULES as FFDL_RULES
@@ -108,7 +111,12 @@ def load_manifest_text(
         manifest = found.read(Manifest, translation.value, rules, translation)
         names = translation.names
     else:
-        manifest = found.read(Manifest, document.value, [*rules, *OWN_RULES])
+        found.document = document = wml.as_of_now(document)
+        swift = list(wml.in_swift(document.value))
+        for finding in swift:
+            found.add(finding)
+        if not swift:
+            manifest = found.read(Manifest, document.value, [*rules, *OWN_RULES])
     if manifest is None or found.issues:
         raise ManifestInvalid(source, list(found.issues))
     manifest._source, manifest._names = source, names

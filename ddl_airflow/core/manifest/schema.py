@@ -21,6 +21,22 @@ _DIALECT = "http://json-schema.org/draft-07/schema#"
 _ANY_SCALAR = ["string", "number", "boolean"]
 
 
+def _within(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: schema}, "required": [name]}
+
+
+# What Watson Machine Learning's manifests had then: ddl_airflow.core.manifest.wml.
+_OF_2017: dict[str, Any] = {
+    **_within("model_definition", {"type": "object"}),
+    "anyOf": [
+        {"required": ["training_data"]},
+        {"required": ["training_results"]},
+        _within("training_data_reference", {"type": "array"}),
+        _within("model_definition", _within("execution", _within("resource", {}))),
+    ],
+}
+
+
 def json_schema() -> dict[str, Any]:
     """Returns the schema of both dialects, made from the models that manifests are read with.
 
@@ -54,7 +70,8 @@ def json_schema() -> dict[str, Any]:
         "title": schema["title"],
         "if": {"allOf": [_any_of(FFDL_FIELDS), {"not": _any_of(OUR_FIELDS)}]},
         "then": {"$ref": "#/$defs/FfdlManifest"},
-        "else": {"$ref": "#/$defs/Manifest"},
+        # Of those of 2017, which `ddl-airflow convert` brings up to date, editors are told nothing.
+        "else": {"if": _OF_2017, "else": {"$ref": "#/$defs/Manifest"}},
         "$defs": sections,
     }
 

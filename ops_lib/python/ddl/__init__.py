@@ -1,8 +1,9 @@
 """Data-parallel training with TensorFlow: import it, and the script trains on all ranks.
 
 With DDL_OPTIONS in the environment (ddl-run sets it), `import ddl` starts communication and hooks
-the optimizers of tf.compat.v1.train, those of Keras 2 in TensorFlow 1 mode, the variable
-initialisers and the choice of GPU. Without it, a script calls ddl.init() and the functions here.
+the optimizers of tf.compat.v1.train, those of Keras 2 in TensorFlow 1 mode and the variable
+initialisers. Without it, a script calls ddl.init() and the functions here. Either way each rank
+sees a GPU of its own.
 Outside mpirun there is one rank, and what needs others raises RuntimeError. For Keras 3 see
 ddl.keras, for files of data that still come ddl.data.
 """
@@ -221,9 +222,11 @@ def note_weights(step: int, variables: Sequence[Any]) -> None:
     weight_notes.note_weights(step, variables)
 
 
-if PLACEMENT.launched and os.environ.get("DDL_OPTIONS") is not None:
-    if child_of_rank():
-        tf1_hooks.use_one_gpu()  # that of its rank; it is no rank itself
+if PLACEMENT.launched:
+    if child_of_rank() or os.environ.get("DDL_OPTIONS") is None:
+        # A child, which is no rank, has that of its rank. A script that calls init() itself has no
+        # other moment: what it does before that may open all GPUs of the host.
+        tf1_hooks.use_one_gpu()
     else:
         if not lifecycle.initialised():
             lifecycle.init(by_import=True)

@@ -426,14 +426,23 @@ def own_gpu() -> int | None:
 def use_one_gpu() -> None:
     """Gives this rank its GPU, if the host has GPUs, in TF1 sessions and TF2.
 
-    Memory is taken as it is needed, so that ranks can share one.
+    Memory is taken as it is needed, so that ranks can share one. A choice that the script made
+    itself stays.
     """
     index = own_gpu()
     if index is None:
         return
-    gpu = tf.config.list_physical_devices("GPU")[index]
-    tf.config.set_visible_devices(gpu, "GPU")
-    tf.config.experimental.set_memory_growth(gpu, True)
+    every = tf.config.list_physical_devices("GPU")
+    if tf.config.get_visible_devices("GPU") == every:
+        try:
+            tf.config.set_visible_devices(every[index], "GPU")
+            tf.config.experimental.set_memory_growth(every[index], True)
+        except RuntimeError:
+            print(
+                f"ddl: rank {PLACEMENT.rank}: TensorFlow has opened all GPUs of this host before "
+                "`import ddl`, and the rank trains on the first. Import ddl before anything runs.",
+                file=sys.stderr,
+            )
     base = session_module.BaseSession
     original = base.__init__
 

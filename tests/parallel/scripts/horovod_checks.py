@@ -470,6 +470,26 @@ def a_rank_joins_when_a_function_is_run_and_not_when_it_is_traced() -> None:
 
 
 @check
+def gradients_of_a_scripts_own_optimizer_are_combined_by_horovods_function() -> None:
+    # As in Horovod's first releases, and in its last.
+    first = hvd._make_allreduce_grads_fn("Own", "", "", hvd.Compression.none, False)
+    last = hvd._make_allreduce_grads_fn(
+        *("Own", "", "", hvd.Compression.fp16, True, hvd.Sum, 1.0, None),
+        process_set=hvd.global_process_set,
+    )
+    weight = tf.Variable([1.0, 2.0])
+    gradient = tf.constant([RANK + 1.0, 0.0])
+    averages = first([gradient, None])
+    assert averages[1] is None
+    np.testing.assert_allclose(averages[0], [MEAN, 0])
+    np.testing.assert_allclose(last([gradient + 0.0], [weight])[0], [MEAN * SIZE, 0])
+    # An optimizer that averages, too, leaves it as it is.
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.apply_gradients([(averages[0] * 1.0, weight)])
+    np.testing.assert_allclose(weight, [1 - MEAN, 2])
+
+
+@check
 def a_tape_combines_gradients_while_it_records() -> None:
     """As TensorFlow's own: it ends recording, if it is not persistent."""
     weight = tf.Variable(2.0)

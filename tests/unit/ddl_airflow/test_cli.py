@@ -418,6 +418,10 @@ def test_ranks_that_will_train_apart_are_warned_of(call, tmp_path, write_manifes
     assert call("validate", "--strict", path)[0] == 1
     (path.parent / "train.py").write_text("import ddl")
     assert "warning" not in call("validate", path)[2]
+    (path.parent / "train.py").write_text("import horovod.torch as hvd")
+    err = call("validate", path)[2]
+    assert "execution: train.py imports torch, and no .py file of the code folder" in err
+    assert err.count("warning") == 1 and "import ddl" not in err
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,20 @@ def test_what_is_not_there_names_the_way_across(module: str, way: str):
     assert way in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "way"),
+    [
+        ("gradient_aggregation", "LocalGradientAggregationHelper", "backward_passes_per_step"),
+        ("gradient_aggregation_eager", "LocalGradientAggregationHelperEager", "hvd.Distributed"),
+        ("mpi_ops", "_alltoall_grad", "hvd.alltoall has a gradient by itself"),
+    ],
+)
+def test_internals_that_scripts_import_name_the_way_across(module: str, name: str, way: str):
+    done = ended(f"from horovod.tensorflow.{module} import {name}")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: {name} is ") and way in last, done
+
+
 def test_settings_that_have_a_counterpart_are_taken_and_others_named():
     script = (
         "import os; from horovod.common.settings import translate\n"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-SECRET_FIELDS = ("user_name", "password")
+SECRET_FIELDS = ("user_name", "password", "access_token")
 OUR_FIELDS = {"model_definition", "training_data_reference", "training_results_reference"}
 FFDL_FIELDS = {"data_stores", "framework", "learners", "gpus"}
 

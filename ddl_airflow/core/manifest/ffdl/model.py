@@ -112,12 +112,28 @@ class DataStore(Section):
     )
 
 
+class ImageLocation(Section):
+    """Where a custom image is."""
+
+    registry: Text | None = Field(
+        default=None, description="Its registry.", examples=["registry.example.com"]
+    )
+    namespace: Text | None = Field(default=None, description="Namespace in it.", examples=["mine"])
+    access_token: Secret | None = Field(
+        default=None, description="Opens the registry.", examples=["${REGISTRY_TOKEN}"]
+    )
+    email: Text | None = Field(default=None, description="Of who may.", examples=["a@example.com"])
+
+
 class FfdlFramework(Section):
     """What runs."""
 
     name: Text = Field(description="Framework.", examples=["tensorflow"])
     version: Text = Field(description="Its version.", examples=["2.21"])
     image_tag: Text | None = Field(default=None, description="Image.", examples=["latest"])
+    image_location: ImageLocation | None = Field(
+        default=None, description="Of a custom image.", examples=[{"namespace": "mine"}]
+    )
     command: Text = Field(
         description="Runs on every learner.", examples=["python train.py --data ${DATA_DIR}"]
     )

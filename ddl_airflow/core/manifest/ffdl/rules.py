@@ -16,9 +16,14 @@ from ddl_airflow.core.manifest.ffdl.model import (
     DataStore,
     EvaluationMetrics,
     Group,
+    ImageLocation,
 )
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
-from ddl_airflow.core.manifest.sections.definition import FINDS_SERVERS, split_commands
+from ddl_airflow.core.manifest.sections.definition import (
+    FINDS_SERVERS,
+    FRAMEWORKS_ELSEWHERE,
+    split_commands,
+)
 from ddl_airflow.core.manifest.templates import is_template
 from ddl_airflow.core.manifest.values import regex as compiled
 
@@ -49,8 +54,9 @@ def has_commands(command: str) -> int:
 @_rule("framework.name")
 def framework_is_tensorflow(at: str, name: str) -> Findings:
     if name not in ("tensorflow", "tensorflow-ddl", "horovod"):
+        usual = f"is {name[:40]!r}, and what trains here is TensorFlow"
         fix = _ELSEWHERE.get(name, "Write name: tensorflow, with a script for it.")
-        yield Finding(at, f"is {name[:40]!r}, and what trains here is TensorFlow", fix)
+        yield Finding(at, *FRAMEWORKS_ELSEWHERE.get(name, (usual, fix)))
 
 
 @_rule("framework.command")
@@ -196,8 +202,9 @@ def learners_are_found_by_tf_config(at: str, learners: int, command: str) -> Fin
 
 
 @_rule("framework.image_tag", warning=True)
-def image_is_not_started(at: str, tag: str | None) -> Findings:
-    if tag is not None:
+@_rule("framework.image_location", warning=True)
+def image_is_not_started(at: str, image: str | ImageLocation | None) -> Findings:
+    if image is not None:
         fix = "Delete it; launcher.python of our dialect names another Python."
         yield Finding(at, "is not used: no container is started", fix)
 

@@ -15,6 +15,7 @@ from ddl_airflow.core.manifest.templates import MAX_CHARACTERS, command_findings
 from ddl_airflow.core.manifest.values import (
     AnyText,
     Text,
+    Unusable,
     Whole,
     has_written_secret,
     without_written_secrets,
@@ -74,6 +75,26 @@ _INSTALLS = re.compile(
 )
 # How a command says that it is of parameter servers, which find each other by themselves.
 FINDS_SERVERS = re.compile(r"\bPS_HOSTS_COUNT=|--(ps|worker)_hosts\b")
+_PORT = "Port the script to TensorFlow or Keras, and write name: tensorflow."
+# Each as a message and what to do.
+FRAMEWORKS_ELSEWHERE = {
+    **{
+        name: (
+            f"is {name}, and what trains here is TensorFlow: ranks would not average PyTorch's "
+            "gradients, and its models are not published",
+            f"{_PORT} Or train with torchrun and DistributedDataParallel, without a manifest.",
+        )
+        for name in ("pytorch", "pytorch-onnx")
+    },
+    **{
+        name: (f"is {name}, and what trains here is TensorFlow", _PORT)
+        for name in ("caffe", "caffe2", "chainer", "mxnet", "theano", "torch")
+    },
+    "keras": (
+        "is keras, and the framework beneath it is named here",
+        "Write name: tensorflow, and its version; it brings Keras.",
+    ),
+}
 RULES: list[Rule] = []
 _rule = registering(RULES)
 
@@ -115,11 +136,21 @@ class Runtimes(Section):
     )
 
 
+def _of_tensorflow(written: Any) -> Any:
+    """Raises Unusable for what Watson Machine Learning trained besides, and this does not."""
+    if isinstance(written, str) and written in FRAMEWORKS_ELSEWHERE:
+        raise Unusable(*FRAMEWORKS_ELSEWHERE[written])
+    return written
+
+
 class Framework(Section):
     """What the scripts import."""
 
-    name: Literal["tensorflow", "tensorflow-ddl"] = Field(
-        description="Framework; both names mean TensorFlow with the DDL ops.",
+    name: Annotated[
+        Literal["tensorflow", "tensorflow-ddl", "tensorflow-horovod"],
+        BeforeValidator(_of_tensorflow),
+    ] = Field(
+        description="Framework; all names mean TensorFlow with the DDL ops.",
         examples=["tensorflow-ddl"],
     )
     version: Text = Field(

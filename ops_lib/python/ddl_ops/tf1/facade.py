@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import importlib
-from collections.abc import Callable
+import itertools
+import numbers
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import FrameType, ModuleType
+from typing import Any, NamedTuple
 
 from absl import flags
 from absl import logging as absl_logging
@@ -37,6 +41,7 @@ from tensorflow.python.ops import (  # noqa: TID253
 from tensorflow.python.util import deprecation, lazy_loader  # noqa: TID253
 
 from ddl_ops import averaging
+from ddl_ops.environment import PLACEMENT
 from ddl_ops.tf1 import gone
 
 OVERLAY = Path(__file__).parent / "overlay"
@@ -179,6 +184,7 @@ def _ddl_mdr() -> ModuleType:
     vars(ops).update(vars(operations()))
     for name in ("all_reduce", "all_reduce_n"):
         setattr(ops, name, _averaging(getattr(ops, name)))
+    ops.init = _initialising(ops.init)  # type: ignore[attr-defined]
     # Whoever loads the ops talks to the other ranks by himself, and hooks his optimizers. But
     # variables that he made before would start with another value on each rank, and an exception on
     # one rank would leave the others waiting.
@@ -193,6 +199,46 @@ def _averaging(op: Callable[..., Any]) -> Callable[..., Any]:
         return op(*args, **kwargs)
 
     return averaging_op
+
+
+def _initialising(op: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(op)
+    def init(user_gpuid: Any, mode: str, pci: bool = True, name: str | None = None) -> Topology:
+        # Scripts of 2017, and some later ones, say how many GPUs each host uses; since 2018 it is
+        # the GPU that this rank would like, which is one of those.
+        if isinstance(user_gpuid, numbers.Integral) and user_gpuid == PLACEMENT.local_size:
+            user_gpuid = -1
+        return Topology(*op(user_gpuid, mode=mode, pci=pci, name=name))
+
+    return init
+
+
+class _Outputs(NamedTuple):
+    rank: Any
+    size: Any
+    local_rank: Any
+    local_size: Any
+    local_gpuid: Any
+
+
+class Topology(_Outputs):
+    """What Init gives. A session that runs it makes another one, of values.
+
+    Init of 2017 had three outputs, `rank, size, gpuid = session.run(ddl.init(4, mode=...))`, and
+    since 2018 it has five. Scripts unpack what theirs had: who takes three apart gets three.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        wanted = 3 if _takes_three_apart(sys._getframe(1)) else len(self)
+        return itertools.islice(super().__iter__(), wanted)
+
+
+def _takes_three_apart(frame: FrameType) -> bool:
+    """Whether the frame is at the assignment of something to three names."""
+    return any(
+        (one.offset, one.opname, one.arg) == (frame.f_lasti, "UNPACK_SEQUENCE", 3)
+        for one in dis.get_instructions(frame.f_code)
+    )
 
 
 def _settle_keras(itself: ModuleType) -> None:

@@ -71,6 +71,38 @@ def test_missing_script_is_named_with_the_nearest(code, python):
     assert caught.value.retryable is False
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        "pip install -q 'keras<3' &&",
+        "pip3 install -r requirements.txt && python -m pip list &&",
+        "apt-get update -qq && export LR=0.1 && nvidia-smi &&",
+        "PYTHONHASHSEED=1",
+        "TF_CPP_MIN_LOG_LEVEL=3 LR=0.1",
+    ],
+)
+def test_a_missing_script_is_named_behind_what_prepares(code, before):
+    with pytest.raises(CommandInvalid, match=r"the script 'trian\.py' is not .* 'train\.py'\?"):
+        check_command(f"{before} python trian.py --x", code, sys.executable)
+    check_command(f"{before} python train.py --sep '&&'", code, sys.executable)
+    with pytest.raises(CommandInvalid, match="ranks of its own"):
+        check_command(f"{before} mpirun -np 2 python train.py", code, sys.executable, 2)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "unzip -q code.zip &&",
+        "cd lib &&",
+        "pip install x; cd lib &&",
+        "pip install x > made.py &&",
+        "git clone git@host:code &&",
+    ],
+)
+def test_what_may_bring_the_script_is_believed(code, before):
+    check_command(f"{before} python made.py", code, sys.executable)
+
+
 @pytest.mark.parametrize("script", ["main.py", "a.py", "run.py", "nn.py"])
 def test_a_script_that_is_called_otherwise_is_no_misspelling(code, script):
     with pytest.raises(CommandInvalid, match="There is: "):
@@ -144,6 +176,7 @@ def test_the_error_has_no_line_of_the_script(code):
     [
         ("mpirun -np 2 python train.py", "mpirun would start ranks of its own in each rank"),
         ("/usr/bin/srun python train.py", "Write python and the script alone."),
+        ("ddlrun -H a,b python train.py", "ddlrun would start ranks of its own in each rank"),
         ("python train.py &", "goes on in the background"),
         ("python train.py&", "Leave the & out"),
         ("train.py --epochs 3", "Write python train.py."),
@@ -161,6 +194,7 @@ def test_a_command_that_cannot_be_a_ranks_is_refused(tmp_path, command, said):
     [
         ("mpirun -np 2 python evaluate.py", 0),  # as evaluation's command: it runs once
         ("torchrun --nproc_per_node 4 train.py", 1),
+        ("ddlrun -accelerators 4 python train.py", 1),
         *((f"{name} train.py", 2) for name in ("jython", "bpython", "pythonw", "python_tf")),
     ],
 )

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from ddl_airflow.core import scripts
-from ddl_airflow.core.scripts import will_train_apart
+from ddl_airflow.core.scripts import of_torch, will_train_apart
 
 WORDS = "no .py file of the code folder mentions ddl: the 2 ranks will train apart, each a model"
 
@@ -57,3 +57,25 @@ def test_nothing_is_said_of_what_cannot_be_seen(tmp_path, monkeypatch):
     assert will_train_apart(tmp_path, "mpi", 2)
     monkeypatch.setattr(scripts, "_MOST_FILES", 0)
     assert will_train_apart(tmp_path, "mpi", 2) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "also", "is_torch"),
+    [
+        ("import torch\n", "", True),
+        ("from torch import nn", "", True),
+        ("try:\n    import horovod.torch as hvd\nexcept ImportError:\n    pass", "", True),
+        ("import torch\nimport tensorflow as tf", "", False),
+        ("import torch", "from keras import layers", False),
+        ("import torchlight", "", False),
+        ("print('import torch')", "", False),
+        ("", "", False),
+    ],
+)
+def test_scripts_of_torch_alone_are_told(tmp_path, text, also, is_torch):
+    (tmp_path / "train.py").write_text(text)
+    (tmp_path / "model.py").write_text(also)
+    said = of_torch(tmp_path)
+    assert said.startswith("train.py imports torch, and no .py file ") if is_torch else not said
+    (tmp_path / "huge.py").write_text("x" * (2**20 + 1))
+    assert of_torch(tmp_path) == ""  # it may be one of TensorFlow

@@ -19,7 +19,7 @@ from ddl_airflow.core.compute import COMPUTE, Compute
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.ffdl import is_ffdl
-from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
+from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text, redacted_text
 from ddl_airflow.core.manifest.model import Manifest
 
 VALID = Path(__file__).parents[4] / "fixtures" / "manifests" / "valid"
@@ -55,6 +55,21 @@ def test_learners_may_be_allowed_not_to_average() -> None:
     assert "distribution: independent" in converted(allowed).splitlines()
     with pytest.raises(ManifestError, match="m.yml:9: distribution: "):
         load_manifest_text(text + "distribution: parameter_server\n", "m.yml")
+
+
+def test_a_custom_image_is_set_aside_and_its_token_never_shown() -> None:
+    where = (
+        "{registry: r.example.com, namespace: mine, access_token: hunter2, email: a@example.com}"
+    )
+    text = SMALL.replace("python train.py}", f"python train.py, image_location: {where}}}")
+    manifest = load_manifest_text(text, "m.yml")
+    assert [f"{one.field}: {one.message}" for one in manifest.warnings] == [
+        "framework.image_location: is not used: no container is started"
+    ]
+    assert "hunter2" not in redacted_text(text) + converted(manifest) + repr(manifest)
+    with pytest.raises(ManifestError, match="image_location.tag: unknown field") as caught:
+        load_manifest_text(text.replace("email:", "tag:"), "m.yml")
+    assert "hunter2" not in str(caught.value)
 
 
 def test_every_field_arrives_where_it_belongs() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddl_airflow.core.errors import ManifestError, ManifestInvalid, ManifestSyntaxError
+from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.load import (
     load_manifest,
     load_manifest_text,
@@ -370,3 +371,81 @@ def test_importing_stays_light() -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=within(60))
+
+
+@pytest.mark.parametrize(
+    ("framework", "wrong"),
+    [
+        ("tensorflow-horovod", ""),  # of Watson Machine Learning, as the next ones
+        (
+            "pytorch",
+            "is pytorch, and what trains here is TensorFlow: ranks would not average PyTorch's "
+            "gradients, and its models are not published. Port the script to TensorFlow or Keras, "
+            "and write name: tensorflow. Or train with torchrun and DistributedDataParallel, "
+            "without a manifest.",
+        ),
+        (
+            "caffe",
+            "is caffe, and what trains here is TensorFlow. Port the script to TensorFlow or Keras, "
+            "and write name: tensorflow.",
+        ),
+        (
+            "keras",
+            "is keras, and the framework beneath it is named here. Write name: tensorflow, and its "
+            "version; it brings Keras.",
+        ),
+        (
+            "tensorfow",
+            "is text 'tensorfow', wanted tensorflow or tensorflow-ddl or tensorflow-horovod. "
+            "Write for example name: tensorflow-ddl.",
+        ),
+    ],
+)
+def test_frameworks_of_then(framework: str, wrong: str) -> None:
+    text = (FIXTURES / "valid" / "wml.yml").read_text().replace("tensorflow-ddl", framework)
+    if not wrong:
+        assert load_manifest_text(text, "m.yml").model_definition.framework.name == framework
+        return
+    with pytest.raises(ManifestInvalid) as caught:
+        load_manifest_text(text, "m.yml")
+    assert str(caught.value) == f"m.yml:9: model_definition.framework.name: {wrong}"
+
+
+def test_a_manifest_of_2017_is_read_as_the_one_of_2018() -> None:
+    manifest = load_manifest(FIXTURES / "valid" / "wml_2017.yml")
+    assert (manifest.world_size, manifest.warnings) == (2, ())
+    assert manifest.training_data_reference.type == "s3"
+    assert manifest.training_data_reference.source.bucket == "mnist-training-data"
+    assert manifest.training_results_reference.target.bucket == "mnist-training-models"
+    assert load_manifest_text(converted(manifest), "now.yml").digest == manifest.digest
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "said"),
+    [
+        # On the lines where it was written.
+        ("bucket: mnist-training-data", "bucket: A B", "21: training_data_reference.source.bucket"),
+        ("resource: medium", "resource: huge", "14: model_definition.execution.compute_conf"),
+        (
+            "    type: s3\ntraining_r",
+            "    type: s4\ntraining_r",
+            "22: training_data_reference.type",
+        ),
+        ("  target:", "  source:", "23: training_results_reference.target: is missing"),
+        (
+            "training_results:",
+            "- source: {bucket: more}\ntraining_results:",
+            "15: training_data_reference: is a list, wanted a mapping of fields",
+        ),
+        (
+            "resource: medium",
+            "resource: medium\n    compute_configuration: {name: v100}",
+            "14: model_definition.execution.resource: unknown field",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_manifest_of_2017(written: str, instead: str, said: str) -> None:
+    text = _text("wml_2017").replace(written, instead, 1)
+    with pytest.raises(ManifestInvalid) as caught:
+        load_manifest_text(text, "m.yml")
+    assert f"m.yml:{said}" in str(caught.value)

@@ -29,7 +29,8 @@ NOT_FOR_A_SCHEMA = set(
     "checkpoints connection evaluation_rules ffdl_rules ffdl_stores ffdl_volume ffdl_volume_path "
     "kubernetes kubernetes_image parameters patterns rules same_place slurm steps_rules stream "
     "unpack cloud_bucket template approval_time approval_then folder_address folder_variable "
-    "evaluation_command evaluation_output evaluation_sample evaluation_validation".split()
+    "evaluation_command evaluation_output evaluation_sample evaluation_validation "
+    "wml_swift".split()
 )
 
 

@@ -20,6 +20,9 @@ from horovod.tensorflow.functions import (
     broadcast_object_fn,
     broadcast_variables,
 )
+from horovod.tensorflow.gradient_reduction import (
+    make_allreduce_grads_fn as _make_allreduce_grads_fn,
+)
 from horovod.tensorflow.initial_values import (
     BroadcastGlobalVariablesHook,
     broadcast_global_variables,
@@ -97,6 +100,7 @@ __all__ = [
     "Sum",
     "SyncBatchNormalization",
     "_executing_eagerly",
+    "_make_allreduce_grads_fn",
     "add_process_set",
     "allgather",
     "allgather_object",

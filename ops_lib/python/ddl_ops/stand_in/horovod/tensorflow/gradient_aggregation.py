@@ -12,6 +12,10 @@ from horovod.tensorflow.gradient_reduction import DistributedGradients
 from horovod.tensorflow.util import key_of
 
 v1 = tf.compat.v1
+HELPER_IS_NOT_HERE = (
+    "{name} is an internal part of Horovod, and not of ddl, which stands in for it. Pass "
+    "backward_passes_per_step to hvd.DistributedOptimizer, which adds gradients up."
+)
 # The attribute of a gradient that is a sum over passes.
 _SUMMED = "_hvd_summed"
 
@@ -234,3 +238,9 @@ def _without_result(run: Callable[[], Any]) -> Callable[[], Any]:
             return tf.constant(True)
 
     return branch
+
+
+def __getattr__(name: str) -> Any:
+    if name != "LocalGradientAggregationHelper":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise ImportError(HELPER_IS_NOT_HERE.format(name=name))

@@ -5,7 +5,7 @@ Gradients of a step travel together, and rounded to DDL_WIRE_DTYPE where that is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,6 +157,41 @@ class Reduction:
             self.compression.decompress(one, context)
             for one, (_, context) in zip(together, pairs, strict=True)
         ]
+
+
+def make_allreduce_grads_fn(
+    name: str,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[..., list[Any]]:
+    """What combines a list of gradients, for optimizers and tapes of the script's own.
+
+    No part of Horovod's interface, but public scripts call it, with the arguments of several
+    releases. The function may be given the variables as well.
+    """
+    del device_dense, device_sparse
+    reduction = Reduction(
+        name=name,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups,
+        process_set=process_set,
+    )
+
+    def allreduce_grads(grads: Sequence[Any], vars: Any = None) -> list[Any]:
+        del vars
+        note_tape()
+        return reduction(list(grads))
+
+    return allreduce_grads
 
 
 def check_groups(groups: Any) -> None:

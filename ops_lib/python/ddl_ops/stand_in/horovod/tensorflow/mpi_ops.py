@@ -473,3 +473,17 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
     """Number of ranks of this host, an int32 scalar."""
     basics.require_initialized()
     return tf.constant(PLACEMENT.local_size, name=name)
+
+
+# Gradients of Horovod's own ops, which scripts wrap that register others in their place.
+_OF_OPS = ("_allreduce_grad", "_allgather_grad", "_alltoall_grad", "_broadcast_grad")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_OPS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    called = name.removeprefix("_").removesuffix("_grad")
+    raise ImportError(
+        f"{name} is the gradient of Horovod's own op, which is not there with ddl in its place. "
+        f"hvd.{called} has a gradient by itself; one of your own is for tf.custom_gradient."
+    )
