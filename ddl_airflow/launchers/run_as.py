@@ -135,6 +135,7 @@ def run(
         env={"PATH": os.environ.get("PATH", os.defpath)} if by_sudo else env,
         cwd="/",
         text=True,
+        errors="replace",
         start_new_session=True,
         umask=UMASK,  # which Slurm takes over into the job
         **identity(user),

@@ -194,10 +194,22 @@ def test_a_job_is_found_by_its_name_where_the_answer_to_sbatch_was_lost(job):
 
 def test_another_job_under_the_same_number_is_left_alone(job):
     one = job(SLEEP).start().up()
-    other = replace(one.handle, job_id="another/train-1")
+    elsewhere = one.spec.folder.parent / "another"
+    places = {"record_dir": elsewhere / "records", "log_dir": elsewhere / "logs"}
+    other = replace(one.handle, job_id="another/train-1", **places)
     SlurmLauncher().cancel(other)
     assert SlurmLauncher().status(other).ended
     assert one.status().state is JobState.RUNNING
+
+
+def test_a_job_that_somebody_renames_is_still_ours(job, slurm):
+    """It was taken for one that had ended, and a second one was submitted beside it."""
+    one = job(SLEEP).start().up()
+    number = str(one.handle.number)
+    slurm.ask("scontrol", "update", f"JobId={number}", "JobName=urgent | of Ann")
+    assert one.status().state is JobState.RUNNING
+    one.cancel()
+    assert "CANCELLED" in one.wait().reason
 
 
 @pytest.mark.parametrize(

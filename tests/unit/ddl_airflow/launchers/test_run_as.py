@@ -307,7 +307,11 @@ def test_slurms_jobs_are_that_users(job, trainer, monkeypatch):
     spool.mkdir()
     spool.chmod(0o777)
     fields = {"JobId": "7", "JobName": "unit/train-1", "JobState": "RUNNING"}
-    line = "|".join(fields.get(name, "") for name in slurm._FIELDS)
+    told = ({name: name for name in slurm._FIELDS}, fields)  # after a header
+    line = "\n".join(
+        slurm._FIELD_ENDS.join(one.get(name, "") for name in slurm._FIELDS) + slurm._RECORD_ENDS
+        for one in told
+    )
     for name in ("sbatch", "squeue", "scancel"):
         command = trainer.place / "bin" / name
         command.write_text(SBATCH.replace("{line}", line).replace("case", f"cd {spool}\ncase", 1))
