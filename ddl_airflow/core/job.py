@@ -135,6 +135,8 @@ class JobHandle:
         cluster: the job's, as text; empty under MPI.
         grace_s: seconds that its ranks have to save when it is cancelled; 0 where that is the
             scheduler's own to say.
+        submit_s: seconds from the beginning of its submission in which the scheduler may still
+            take it, though who submits it was killed; 0 where it is known at once.
     """
 
     kind: str
@@ -150,6 +152,7 @@ class JobHandle:
     place: str = ""
     cluster: str = ""
     grace_s: float = 0.0
+    submit_s: float = 0.0
 
 
 class JobState(Enum):

@@ -16,6 +16,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from ddl_airflow.launchers.base import Told
 from ddl_airflow.launchers.local import make_folders, on_nodes, rank_environment, share_lock
 from ddl_airflow.launchers.mpirun import OpenMpi
 from ddl_airflow.launchers.records import is_consequence, ranks_status, run_folder
+from ddl_airflow.launchers.tether import tethered
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +42,8 @@ _log = logging.getLogger(__name__)
 _TIMEOUT_S = 60.0
 # But for sbatch, which asks again for two minutes where the controller can take no job now.
 _SUBMIT_S = 180.0
+# So long after sbatch has ended a busy controller may still take what it was asked for.
+_TAKEN_LATE_S = 60.0
 # Accounting is only asked why jobs ended; that they did is known.
 _ACCOUNTING_S = 10.0
 # Of squeue, for each job. A reason, a name or a path may have anything in it, but for the two
@@ -232,10 +236,13 @@ class SlurmLauncher:
 
     def expected(self, job: JobSpec) -> JobHandle:
         """Its name at Slurm is the ``job_id``."""
-        return job.handle(self.kind, 0, job.nodes)
+        return replace(job.handle(self.kind, 0, job.nodes), submit_s=_SUBMIT_S + _TAKEN_LATE_S)
 
     def submit(self, submission: Submission) -> JobHandle:
         """Puts the job into Slurm's queue. The environment travels with it, and is in no file.
+
+        sbatch ends with this process, or by itself: the next try looks for the job that it may
+        have submitted, and not for ever.
 
         Raises:
             SubmitFailed: Slurm refuses it, cannot be reached, or is not installed.
@@ -245,7 +252,9 @@ class SlurmLauncher:
         make_folders(job)
         share_lock(job)
         try:
-            said = _slurm(submission.argv, submission.script, submission.env, job.user, _SUBMIT_S)
+            said = _slurm(
+                submission.argv, submission.script, submission.env, job.user, _SUBMIT_S, bound=True
+            )
             if said.returncode:
                 raise _refused(said.stderr)
         except LaunchError as error:
@@ -597,8 +606,17 @@ def _slurm(
     env: Mapping[str, str] | None = None,
     user: str = "",
     timeout_s: float = _TIMEOUT_S,
+    *,
+    bound: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Runs one of Slurm's commands, as the user whose job it is.
+
+    Args:
+        argv, given, env: the command, its standard input, and its environment.
+        user: as in the JobSpec.
+        timeout_s: for so long.
+        bound: whether it is to end, too, where this process is killed or stands still. Another
+            user's, who need not be able to read this Python, then ends at its time only.
 
     Raises:
         SubmitFailed: it is not installed.
@@ -615,16 +633,23 @@ def _slurm(
         ) from None
     if other is not None:
         own |= run_as.environment(user)
+    # Not seen any more where another program starts it.
+    if shutil.which(argv[0], path=own.get("PATH")) is None:
+        raise SubmitFailed(
+            f"{argv[0]} is not on PATH of this host. Install Slurm's client commands where "
+            "Airflow's workers and its triggerer run.",
+            retryable=False,
+        )
+    wanted = {**(env or {}), **own}
     try:
         if other is not None:
-            wanted = {**(env or {}), **own}
             return run_as.run(
                 user, sys.executable, argv, env=wanted, given=given, timeout_s=timeout_s
             )
         return subprocess.run(
-            argv,
+            tethered(argv, math.ceil(timeout_s) + 1) if bound else argv,
             input=given,
-            env={**(env or {}), **own},
+            env=wanted,
             capture_output=True,
             text=True,
             errors="replace",  # a job's name may be in any encoding
@@ -632,12 +657,6 @@ def _slurm(
             check=False,
             start_new_session=True,  # a signal to the task must not cut a submission in two
         )
-    except FileNotFoundError as error:
-        raise SubmitFailed(
-            f"{argv[0]} is not on PATH of this host. Install Slurm's client commands where "
-            "Airflow's workers and its triggerer run.",
-            retryable=False,
-        ) from error
     except subprocess.TimeoutExpired as error:
         said = error.stderr or ""
         if isinstance(said, bytes):  # whatever was asked for

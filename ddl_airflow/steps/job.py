@@ -44,6 +44,8 @@ _POLL_S = 0.1
 _ASK_S = 1.0
 # As often as a trigger looks at a job, by default.
 _LOOK_S = 5.0
+# A scheduler that hung first takes what it was asked for meanwhile.
+_SOON_S = 5.0
 _SAY_EVERY_S = 2.0
 _LAST_LINES = 25
 _LAST_BYTES = 1 << 16
@@ -380,13 +382,13 @@ class ScheduledJob(RunningJob):
 
         Raises:
             LaunchError: it is not known whether a job of an earlier process still runs.
-            JobLost: it was cancelled meanwhile.
+            JobLost: it was cancelled meanwhile, or this was.
             JobPreempted: it had to make room, and nobody has dealt with that.
         """
         orphan = kept_job(self._kept)
         if orphan is None:
             return None
-        handle = self._launcher.find(orphan.handle)
+        handle = self._find(orphan)
         orphan = replace(orphan, handle=handle)
         status = self._launcher.status(handle)
         if status.state is JobState.PREEMPTED:  # its caller notes that first
@@ -411,9 +413,10 @@ class ScheduledJob(RunningJob):
 
         Raises:
             LaunchError: it is not known whether it runs, or it does not end.
+            JobLost: this was cancelled meanwhile.
         """
         if (orphan := kept_job(self._kept)) is not None:
-            self._give_up(self._launcher.find(orphan.handle))
+            self._give_up(self._find(orphan))
 
     def submit(self, job: JobSpec, progress_path: Path) -> StartedJob:
         """A new job.
@@ -503,6 +506,32 @@ class ScheduledJob(RunningJob):
         if self._cancelled:  # while the scheduler was being asked
             self.cancel()
             raise JobLost(f"job {started.handle.job_id} was cancelled")
+
+    def _find(self, started: StartedJob) -> JobHandle:
+        """The job, by the number that its scheduler knows it by.
+
+        Without a number only once the scheduler can no longer take it: what submits it may outlive
+        the process that was killed, and another one would then be submitted beside it.
+        """
+        most_s = started.handle.submit_s
+        # Whatever the clocks say.
+        left_s = min(max(started.started + most_s - time.time(), _SOON_S), most_s)
+        deadline = time.monotonic() + left_s
+        said = False
+        while True:
+            late = time.monotonic() >= deadline
+            handle = self._launcher.find(started.handle)
+            if handle.number or late:
+                return handle
+            if self._cancelled:
+                raise JobLost(f"job {handle.job_id} was cancelled before it was found")
+            if not said:
+                said = True
+                self._log.info(
+                    "job %s was not found, and %s may still take it: looking for %.0f s",
+                    *(handle.job_id, handle.kind, left_s),
+                )
+            time.sleep(_ASK_S)
 
     def _give_up(self, handle: JobHandle) -> None:
         self._log.info("%s was given up; waiting for its end", _name(handle))

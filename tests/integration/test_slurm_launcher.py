@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
+import signal
 import socket
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,6 +23,7 @@ from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus
 from ddl_airflow.launchers.base import Scheduler
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.launchers.slurm import SlurmLauncher
+from ddl_airflow.steps.job import ScheduledJob
 from tests.integration.slurm import SlurmCluster
 from tests.limits import within
 
@@ -190,6 +196,57 @@ def test_a_job_is_found_by_its_name_where_the_answer_to_sbatch_was_lost(job):
     assert SlurmLauncher().find(never) == never
     assert SlurmLauncher().status(never).state is JobState.LOST
     SlurmLauncher().cancel(never)
+
+
+SUBMITS = """
+import logging
+from pathlib import PosixPath
+from ddl_airflow.core.job import JobSpec
+from ddl_airflow.launchers.slurm import SlurmLauncher
+from ddl_airflow.steps.job import ScheduledJob
+scheduled = ScheduledJob(SlurmLauncher(), logging.getLogger(), {kept!r})
+scheduled.submit({spec!r}, {progress!r})
+"""
+
+
+def test_no_second_job_beside_one_that_a_killed_task_has_asked_a_busy_controller_for(
+    job, slurm, tmp_path
+):
+    """The controller reads what sbatch has sent, though sbatch has ended with its task."""
+    one = job(SLEEP)
+    kept = tmp_path / "run" / "airflow" / "job.json"
+    kept.parent.mkdir(parents=True)
+    script = SUBMITS.format(kept=kept, spec=one.spec, progress=tmp_path / "progress")
+    controller = int((slurm.folder / "slurmctld.pid").read_text())
+    os.kill(controller, signal.SIGSTOP)
+    try:
+        with subprocess.Popen([sys.executable, "-c", script]) as task:
+            deadline = time.monotonic() + within(_WAIT_S)
+            while not (sbatch := children(task.pid)):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            time.sleep(2)  # its words are on their way
+            task.kill()
+        assert gone(sbatch[0])
+        waking = threading.Timer(2, os.kill, (controller, signal.SIGCONT))
+        waking.start()
+        left = ScheduledJob(SlurmLauncher(), logging.getLogger(), kept).adopt()
+        waking.join()
+    finally:
+        os.kill(controller, signal.SIGCONT)
+    one.handle = left.handle
+    assert list(slurm.jobs(one.spec.job_id)) == [left.handle.number]
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + within(_WAIT_S)
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not Path(f"/proc/{pid}").exists()
+
+
+def children(pid: int) -> list[int]:
+    return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_another_job_under_the_same_number_is_left_alone(job):

@@ -331,6 +331,29 @@ def test_slurms_jobs_are_that_users(job, trainer, monkeypatch):
     )
 
 
+RUNS = """
+from ddl_airflow.launchers import run_as
+words = ["sh", "-c", "echo up > {here}/up; sleep 4; echo done > {here}/done"]
+run_as.run({user!r}, {python!r}, words, env={{"PATH": "/usr/bin:/bin"}}, timeout_s=0.5)
+"""
+
+
+def test_what_runs_as_another_user_ends_by_itself_where_its_starter_was_killed(trainer):
+    """As an sbatch: it would submit a job of which nobody knows."""
+    spool = trainer.place / "spool"
+    spool.mkdir()
+    spool.chmod(0o777)
+    script = RUNS.format(here=spool, user=trainer.name, python=trainer.python)
+    with subprocess.Popen([sys.executable, "-c", script]) as task:
+        deadline = time.monotonic() + within(SOON_S)
+        while not (spool / "up").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        task.kill()
+    time.sleep(5)
+    assert not (spool / "done").exists()
+
+
 def test_a_lock_that_another_user_may_not_write_is_said_to_be_one(trainer):
     lock = trainer.place / ".one.lock"
     lock.touch(0o600)

@@ -303,6 +303,46 @@ def test_a_controller_that_keeps_sbatch_waiting_leaves_no_job_that_nobody_watche
         submitted(tmp_path)
 
 
+SUBMITS = """
+from pathlib import PosixPath
+from ddl_airflow.core.job import JobSpec
+from ddl_airflow.launchers.slurm import SlurmLauncher
+launcher = SlurmLauncher()
+launcher.submit(launcher.render({spec!r}))
+"""
+# Says that it runs, and has Slurm take the job after a while.
+SLOW = """#!/bin/sh
+echo $$ > "{here}/up"
+/bin/sleep {seconds}
+: > "{here}/taken"
+"""
+
+
+@pytest.mark.parametrize("ends", ["its task is killed", "it takes too long"])
+def test_an_sbatch_that_nobody_waits_for_submits_nothing(tmp_path, says, monkeypatch, ends):
+    """Nor one whose task cannot end it, for it is killed or stands still: another try may begin."""
+    killed = ends == "its task is killed"
+    says("sbatch")
+    slow = SLOW.format(here=tmp_path, seconds=3)
+    Path(shutil.which("sbatch")).write_text(slow)
+    spec = replace(SPEC, record_dir=tmp_path / "records", log_dir=tmp_path / "logs", lock=None)
+    script = SUBMITS.format(spec=spec)
+    if not killed:
+        script = script.replace(
+            "launcher =", "import ddl_airflow.launchers.slurm as s; s._SUBMIT_S = 1.0; launcher ="
+        )
+    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL) as task:
+        deadline = time.monotonic() + within(20)
+        while not (tmp_path / "up").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        task.send_signal(signal.SIGKILL if killed else signal.SIGSTOP)
+        time.sleep(5)
+        taken = (tmp_path / "taken").exists()
+        task.kill()
+    assert not taken
+
+
 def test_a_refusal_has_all_that_the_sites_plug_in_says(tmp_path, says):
     said = (
         "sbatch: error: Please give --account and --time.\n"

@@ -365,6 +365,77 @@ def test_a_process_that_died_before_it_submitted_left_nothing(job, process, clus
     assert cluster.numbers() == []
 
 
+class Slow(FakeScheduler):
+    """May take a job for a second after its submission began; and then has it."""
+
+    takes = True
+    looks = 0
+
+    def expected(self, job):
+        return replace(super().expected(job), submit_s=1.0)
+
+    def submit(self, submission):
+        self.submission = submission
+        raise KeyboardInterrupt
+
+    def find(self, handle):
+        self.looks += 1
+        if self.looks == 2 and self.takes:
+            super().submit(self.submission)
+        return super().find(handle)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_job_that_its_scheduler_takes_after_the_task_was_killed_is_found(
+    job, process, cluster, tmp_path, monkeypatch, wanted
+):
+    """A second one was submitted beside it."""
+    monkeypatch.setattr(steps_job, "_ASK_S", 0.05)
+    slow = Slow(cluster.folder)
+    with pytest.raises(KeyboardInterrupt):
+        process(slow).submit(job().spec, tmp_path / "progress")
+    if wanted:
+        assert process(slow).adopt().handle.number == 1
+        return
+    process(slow).give_up()
+    assert cluster.state(1) == "lost"
+
+
+def test_a_job_is_known_not_to_be_there_only_when_its_scheduler_can_no_longer_take_it(
+    job, process, cluster, tmp_path, monkeypatch, said
+):
+    monkeypatch.setattr(steps_job, "_ASK_S", 0.05)
+    slow = Slow(cluster.folder)
+    slow.takes = False
+    began = time.time()
+    with pytest.raises(KeyboardInterrupt):
+        process(slow).submit(job().spec, tmp_path / "progress")
+    kept = json.loads((tmp_path / "kept.json").read_text())
+    assert process(slow).adopt() is None
+    assert time.time() - began >= 1.0
+    assert any("may still take" in line for line in said())
+    # One that began long ago, or by a clock that is ahead, is not waited for any longer.
+    for started in (0.0, time.time() + 3600):
+        (tmp_path / "kept.json").write_text(json.dumps(kept | {"started": started}))
+        began = time.monotonic()
+        assert process(slow).adopt() is None
+        assert time.monotonic() - began < within(1.5)
+
+
+def test_a_task_that_is_ended_while_it_looks_for_a_job_submits_none(
+    job, process, cluster, tmp_path
+):
+    slow = Slow(cluster.folder)
+    slow.takes = False
+    with pytest.raises(KeyboardInterrupt):
+        process(slow).submit(job().spec, tmp_path / "progress")
+    one = process(slow)
+    one.cancel()
+    with pytest.raises(JobLost, match="cancelled"):
+        one.adopt()
+    assert (tmp_path / "kept.json").exists()
+
+
 @pytest.mark.parametrize("state", ["failed", "lost"])
 def test_a_job_that_failed_is_not_gone_on_with(job, process, cluster, tmp_path, state):
     process().submit(job().spec, tmp_path / "progress")
