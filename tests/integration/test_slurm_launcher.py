@@ -204,7 +204,7 @@ from pathlib import PosixPath
 from ddl_airflow.core.job import JobSpec
 from ddl_airflow.launchers.slurm import SlurmLauncher
 from ddl_airflow.steps.job import ScheduledJob
-scheduled = ScheduledJob(SlurmLauncher(), logging.getLogger(), {kept!r})
+scheduled = ScheduledJob(SlurmLauncher(), logging.getLogger(), {kept!r}, {kept!r}.parent)
 scheduled.submit({spec!r}, {progress!r})
 """
 
@@ -230,7 +230,8 @@ def test_no_second_job_beside_one_that_a_killed_task_has_asked_a_busy_controller
         assert gone(sbatch[0])
         waking = threading.Timer(2, os.kill, (controller, signal.SIGCONT))
         waking.start()
-        left = ScheduledJob(SlurmLauncher(), logging.getLogger(), kept).adopt()
+        next_try = ScheduledJob(SlurmLauncher(), logging.getLogger(), kept, kept.parent)
+        left = next_try.adopt()
         waking.join()
     finally:
         os.kill(controller, signal.SIGCONT)
