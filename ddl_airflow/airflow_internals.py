@@ -761,11 +761,21 @@ async def state_of_task(task: Any) -> str | None:
     Seen in 3.3 and 3.4.0b2: ``airflow/sdk/execution_time/task_runner.py``. Without it a triggerer
     that loses its place cancels the job that the next one waits for.
     """
-    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
     from asgiref.sync import sync_to_async
 
     # Airflow's own way back to its event loop, which asks: not asyncio.to_thread.
-    states = await sync_to_async(RuntimeTaskInstance.get_task_states)(
+    return await sync_to_async(state_of_own_task)(task)
+
+
+def state_of_own_task(task: Any) -> str | None:
+    """The same, asked by a task.
+
+    Seen in 3.3 and 3.4.0b2: ``airflow/sdk/execution_time/task_runner.py``. Without it the job of a
+    task that a person ends just before it defers is cancelled later, by a trigger or the cleaning.
+    """
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    states = RuntimeTaskInstance.get_task_states(
         dag_id=task.dag_id,
         task_ids=[task.task_id],
         run_ids=[task.run_id],

@@ -135,6 +135,8 @@ class JobHandle:
         cluster: the job's, as text; empty under MPI.
         grace_s: seconds that its ranks have to save when it is cancelled; 0 where that is the
             scheduler's own to say.
+        submit_s: seconds from the beginning of its submission in which the scheduler may still
+            take it, though who submits it was killed; 0 where it is known at once.
     """
 
     kind: str
@@ -150,6 +152,7 @@ class JobHandle:
     place: str = ""
     cluster: str = ""
     grace_s: float = 0.0
+    submit_s: float = 0.0
 
 
 class JobState(Enum):
@@ -250,6 +253,8 @@ class StartedJob:
         progress: where rank 0 reports, and how long that file was; None where nobody does.
         note: file that is there while somebody waits for it in place of who submitted it, in a
             folder of Airflow's own; None where nobody does.
+        cancellation: file that is there while it is to be cancelled: see
+            ``ddl_airflow.core.cancellations``; None where nobody would look.
     """
 
     handle: JobHandle
@@ -257,6 +262,7 @@ class StartedJob:
     sizes: Mapping[str, int] = field(default_factory=dict)
     progress: tuple[Path, int] | None = None
     note: Path | None = None
+    cancellation: Path | None = None
 
     @property
     def monitored(self) -> bool:
@@ -282,6 +288,7 @@ class StartedJob:
             "sizes": dict(self.sizes),
             "progress": self.progress and [str(self.progress[0]), self.progress[1]],
             "note": self.note and str(self.note),
+            "cancellation": self.cancellation and str(self.cancellation),
         }
 
     @staticmethod
@@ -289,12 +296,14 @@ class StartedJob:
         """What ``dump`` returned."""
         places = {name: Path(told["handle"][name]) for name in _PLACES}
         progress = told["progress"]
+        cancellation = told.get("cancellation")  # not in what an earlier version dumped
         return StartedJob(
             JobHandle(**{**told["handle"], **places}),
             told["started"],
             told["sizes"],
             (Path(progress[0]), progress[1]) if progress else None,
             Path(told["note"]) if told["note"] else None,
+            Path(cancellation) if cancellation else None,
         )
 
 

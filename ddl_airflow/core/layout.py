@@ -8,6 +8,7 @@
       experiments/<experiment>/   checkpoints and event files of one or more trainings
                                                                                 EXPERIMENT_DIR
       experiments/.owners/, .trainings/   whose one with a name is, and which were in it
+      cancellations/              jobs still to be cancelled (ddl_airflow.core.cancellations)
       runs/<dag_id>/<training_id>/
         code/                     the scripts as they were
         experiment/<experiment>/  what of a named experiment the training has left, for later steps
@@ -88,6 +89,11 @@ def is_experiment(name: object) -> bool:
 def experiments(workspace: Path) -> Path:
     """The folder of all experiments."""
     return workspace / "experiments"
+
+
+def cancellations(workspace: Path) -> Path:
+    """The folder in which it is noted which jobs of schedulers are to be cancelled."""
+    return workspace / "cancellations"
 
 
 def owners_file(workspace: Path, experiment: str) -> Path:

@@ -9,12 +9,14 @@ success from mpirun's exit code: see ``records.ranks_status``.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from ddl_airflow.core.cancellations import drop_cancellation
 from ddl_airflow.core.connections import FindConnection
-from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, Submission
+from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, StartedJob, Submission
 
 # Airflow kills a task 5 s after SIGTERM; the ranks must be gone before.
 GRACE_S = 3.0
@@ -133,3 +135,21 @@ class Scheduler(Launcher, Protocol):
     def conclude(self, handle: JobHandle, told: Told) -> JobStatus:
         """The status of a job of which ``ask`` said that. Asks nobody; may read ranks' records."""
         ...
+
+
+def cancel_noted(scheduler: Scheduler, started: StartedJob) -> bool:
+    """Cancels a job of which it is noted that it is to be; the note then goes.
+
+    Returns:
+        Whether it has: where there is no such job, the scheduler may still take it.
+
+    Raises:
+        LaunchError: the scheduler does not answer.
+    """
+    handle = scheduler.find(started.handle)
+    if not handle.number and time.time() < started.started + handle.submit_s:
+        return False
+    if handle.number:
+        scheduler.cancel(handle, GRACE_S)
+    drop_cancellation(started)
+    return True

@@ -125,8 +125,8 @@ def run(
     """Runs a command to its end, or for so long; raises as ``subprocess.run``."""
     told = json.dumps(dict(env))
     by_sudo = os.geteuid() != 0
-    if by_sudo:  # which is root's, and may not be killed; what it runs ends itself
-        command = ["timeout", "--signal=KILL", f"{math.ceil(timeout_s) + 1}", *command]
+    # It ends itself: sudo is root's, and may not be killed; and this process may be, meanwhile.
+    command = ["timeout", "--signal=KILL", f"{math.ceil(timeout_s) + 1}", *command]
     process = subprocess.Popen(
         argv(user, python, command, once=True) if by_sudo else command,
         stdin=subprocess.PIPE,
@@ -135,6 +135,7 @@ def run(
         env={"PATH": os.environ.get("PATH", os.defpath)} if by_sudo else env,
         cwd="/",
         text=True,
+        errors="replace",
         start_new_session=True,
         umask=UMASK,  # which Slurm takes over into the job
         **identity(user),
@@ -144,8 +145,8 @@ def run(
         said, errors = process.communicate(told, timeout_s)
     except BaseException:
         # Not subprocess.run, which waits for its end.
-        with suppress(PermissionError, subprocess.TimeoutExpired):
-            process.kill()
+        with suppress(PermissionError, ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGKILL)  # what timeout has started, too
             process.wait(timeout_s)
         for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
             pipe.close()

@@ -16,6 +16,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,7 +33,8 @@ from ddl_airflow.launchers import job_preflight, run_as
 from ddl_airflow.launchers.base import Told
 from ddl_airflow.launchers.local import make_folders, on_nodes, rank_environment, share_lock
 from ddl_airflow.launchers.mpirun import OpenMpi
-from ddl_airflow.launchers.records import is_consequence, ranks_status
+from ddl_airflow.launchers.records import is_consequence, ranks_status, run_folder
+from ddl_airflow.launchers.tether import tethered
 
 _log = logging.getLogger(__name__)
 
@@ -40,9 +42,13 @@ _log = logging.getLogger(__name__)
 _TIMEOUT_S = 60.0
 # But for sbatch, which asks again for two minutes where the controller can take no job now.
 _SUBMIT_S = 180.0
+# So long after sbatch has ended a busy controller may still take what it was asked for.
+_TAKEN_LATE_S = 60.0
 # Accounting is only asked why jobs ended; that they did is known.
 _ACCOUNTING_S = 10.0
-# Of squeue, one line for each job; only the name may have a bar in it.
+# Of squeue, for each job. A reason, a name or a path may have anything in it, but for the two
+# characters that ASCII has to stand between fields, and behind records.
+_FIELD_ENDS, _RECORD_ENDS = "\x1f", "\x1e"
 _FIELDS = {
     "JobId": "%i",
     "JobState": "%T",
@@ -55,7 +61,10 @@ _FIELDS = {
     "NumNodes": "%D",
     "NumCPUs": "%C",
     "JobName": "%j",
+    "WorkDir": "%Z",
 }
+# Of sacct.
+_ACCOUNTED = ("JobIDRaw", "State", "WorkDir", "JobName")
 # Of sbatch's words in an error: so many lines, and characters in each.
 _MOST_LINES, _LONGEST = 8, 300
 # For so long it is looked at where its ranks are.
@@ -227,10 +236,13 @@ class SlurmLauncher:
 
     def expected(self, job: JobSpec) -> JobHandle:
         """Its name at Slurm is the ``job_id``."""
-        return job.handle(self.kind, 0, job.nodes)
+        return replace(job.handle(self.kind, 0, job.nodes), submit_s=_SUBMIT_S + _TAKEN_LATE_S)
 
     def submit(self, submission: Submission) -> JobHandle:
         """Puts the job into Slurm's queue. The environment travels with it, and is in no file.
+
+        sbatch ends with this process, or by itself: the next try looks for the job that it may
+        have submitted, and not for ever.
 
         Raises:
             SubmitFailed: Slurm refuses it, cannot be reached, or is not installed.
@@ -240,7 +252,9 @@ class SlurmLauncher:
         make_folders(job)
         share_lock(job)
         try:
-            said = _slurm(submission.argv, submission.script, submission.env, job.user, _SUBMIT_S)
+            said = _slurm(
+                submission.argv, submission.script, submission.env, job.user, _SUBMIT_S, bound=True
+            )
             if said.returncode:
                 raise _refused(said.stderr)
         except LaunchError as error:
@@ -251,7 +265,7 @@ class SlurmLauncher:
                     return taken
             raise
         *_, last = said.stdout.split()  # a site's plug-in may say something before
-        return replace(self.expected(job), number=int(last.partition(";")[0]))
+        return _found(self.expected(job), int(last.partition(";")[0]))
 
     def find(self, handle: JobHandle) -> JobHandle:
         """Asks for the job by its name, if its number is not known. The newest one of that name.
@@ -262,9 +276,8 @@ class SlurmLauncher:
         if handle.number:
             return handle
         # Also in partitions that are hidden from who asks for no job by its number.
-        words = ["squeue", "--me", "--all", "--noheader", "--states=all", "--format=%i"]
-        said = _answered([*words, f"--name={handle.job_id}"], handle.user)
-        return replace(handle, number=max(map(int, said.split()), default=0))
+        jobs = _queue(["--me", "--all", f"--name={handle.job_id}"], handle.user)
+        return _found(handle, max(jobs)) if jobs else handle
 
     def ask(self, handles: Sequence[JobHandle]) -> list[Told]:
         """One ``squeue`` for all; one ``sacct`` for those that the controller has forgotten.
@@ -272,15 +285,18 @@ class SlurmLauncher:
         For each user whose jobs there are among them.
 
         Raises:
-            LaunchError: Slurm does not answer. The jobs may run on.
+            LaunchError: Slurm does not answer, what it says cannot be read, or it is another
+                cluster. The jobs may run on.
         """
         found = [self.find(handle) for handle in handles]
         known: dict[int, dict[str, str]] = {}
         for user in dict.fromkeys(handle.user for handle in found):
             numbers = [h.number for h in found if h.number and h.user == user]
-            known |= _queue(numbers, user)
+            known |= _queue_of(numbers, user)
             if gone := [number for number in numbers if number not in known]:
                 known |= _accounted(gone, user)
+        unknown = [h for h in found if h.number and not _is(known.get(h.number, {}), h)]
+        _check_cluster(unknown)
         partitions: dict[str, dict[str, str]] = {}
         told = [known.get(handle.number, {}) for handle in found]
         for handle, one in zip(found, told, strict=True):
@@ -288,9 +304,8 @@ class SlurmLauncher:
             sized = one.get("Reason") in _TOO_MUCH and not _is_several(name)
             if sized and name not in partitions:
                 partitions[name] = _partition(name, handle.user)
-        # The number may have become another's, when the cluster's own state was lost.
         return [
-            _with_partition(one, partitions) if one.get("JobName") == handle.job_id else {}
+            _with_partition(one, partitions) if _is(one, handle) else {}
             for handle, one in zip(found, told, strict=True)
         ]
 
@@ -328,14 +343,17 @@ class SlurmLauncher:
         Does not wait for it, so the grace is Slurm's. Nothing for a job that has ended.
 
         Raises:
-            LaunchError: Slurm does not answer.
+            LaunchError: Slurm does not answer, what it says cannot be read, or it is another
+                cluster.
         """
         handle = self.find(handle)
         if not handle.number:
             return
-        known = _queue([handle.number], handle.user).get(handle.number, {})
-        if known.get("JobName") == handle.job_id:
+        known = _queue_of([handle.number], handle.user).get(handle.number, {})
+        if _is(known, handle):
             _answered(["scancel", str(handle.number)], handle.user)
+        else:
+            _check_cluster([handle])
 
     def log(self, handle: JobHandle, rank: int) -> Path:
         """The rank's own file."""
@@ -423,39 +441,107 @@ def _running_s(told: Told) -> float:
     return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
 
 
-def _queue(numbers: Sequence[int], user: str) -> dict[int, dict[str, str]]:
+def _is(told: Told, handle: JobHandle) -> bool:
+    """Whether that is the job, and no other one that has its number by now: when the cluster's own
+    state is lost, it counts anew. An administrator may give a job another name, and not let it work
+    elsewhere than in the folder of its run.
+    """
+    if told.get("JobName") == handle.job_id:
+        return True
+    folder = told.get("WorkDir", "")
+    return bool(folder) and Path(folder).is_relative_to(run_folder(handle))
+
+
+def _queue_of(numbers: Sequence[int], user: str) -> dict[int, dict[str, str]]:
     """What the controller says of these jobs, those that ended lately among them."""
     if not numbers:
         return {}
-    form = f"--format={'|'.join(_FIELDS.values())}"
-    words = ["squeue", "--all", "--noheader", "--states=all", form]
-    said = _answered([*words, f"--jobs={','.join(map(str, numbers))}"], user)
-    lines = (line.split("|", len(_FIELDS) - 1) for line in said.splitlines())
-    jobs = [dict(zip(_FIELDS, line, strict=True)) for line in lines if len(line) == len(_FIELDS)]
-    return {int(job["JobId"]): job for job in jobs if job["JobId"].isdigit()}
+    return _queue(["--all", f"--jobs={','.join(map(str, numbers))}"], user)
+
+
+def _queue(wanted: Sequence[str], user: str) -> dict[int, dict[str, str]]:
+    """What the controller says of the jobs that these options of squeue choose, by number.
+
+    Raises:
+        LaunchError: it does not answer, or what it says cannot be read: no job has ended by that.
+    """
+    form = f"--format={_FIELD_ENDS.join(_FIELDS.values())}{_RECORD_ENDS}"
+    said = _slurm(["squeue", "--states=all", form, *wanted], user=user)
+    if said.returncode and _NO_SUCH_JOB in said.stderr:
+        return {}
+    if said.returncode:
+        raise _silent("squeue", said)
+    *records, rest = said.stdout.split(_RECORD_ENDS)
+    read = [record.split(_FIELD_ENDS) for record in records]
+    # The first one is the header: it is there without a job, too. A site may say something before.
+    numbers = [fields[0].rpartition("\n")[2] for fields in read[1:]]
+    whole = {len(_FIELDS)} == {len(fields) for fields in read} and _FIELD_ENDS not in rest
+    if not (whole and all(map(str.isdecimal, numbers))):
+        raise _unreadable("squeue", said.stdout)
+    jobs = zip(numbers, read[1:], strict=True)
+    return {int(n): dict(zip(_FIELDS, (n, *fields[1:]), strict=True)) for n, fields in jobs}
+
+
+def _unreadable(program: str, said: str) -> LaunchError:
+    shown = said.strip().replace(_FIELD_ENDS, "|")[-_LONGEST:]
+    return LaunchError(
+        f"{program}: its answer cannot be read: {shown!r}. Does a script of the site's stand in "
+        "its place on PATH?"
+    )
+
+
+def _found(handle: JobHandle, number: int) -> JobHandle:
+    """The handle of a job that Slurm has just told, with the cluster that has it."""
+    try:
+        place = _cluster(handle.user)
+    except LaunchError as error:  # only a check is lost
+        _log.debug("the cluster of job %d is not known: %s", number, error)
+        place = ""
+    return replace(handle, number=number, place=place)
+
+
+def _cluster(user: str) -> str:
+    """The name of the cluster that the commands ask."""
+    said = _answered(["scontrol", "show", "config"], user)
+    found = re.search(r"^ClusterName\s*=\s*(\S+)", said, re.MULTILINE)
+    if found is None:
+        raise _unreadable("scontrol", said[:_LONGEST])
+    return found[1]
+
+
+def _check_cluster(handles: Sequence[JobHandle]) -> None:
+    """Raises LaunchError if the cluster that does not know these jobs never had them."""
+    # By an earlier version of ours none is named.
+    named = [handle for handle in handles if handle.place]
+    for user in dict.fromkeys(handle.user for handle in named):
+        cluster = _cluster(user)
+        for handle in named:
+            if handle.user == user and handle.place != cluster:
+                raise LaunchError(
+                    f"Slurm's commands ask cluster {cluster} here, and job {handle.number} was "
+                    f"submitted to {handle.place}. It may run on there. Correct SLURM_CONF of "
+                    "Airflow's workers and its triggerer."
+                )
 
 
 def _accounted(numbers: Sequence[int], user: str) -> dict[int, dict[str, str]]:
     """What the accounting says of jobs that have ended; nothing where there is none."""
-    words = [
-        "sacct",
-        "--noheader",
-        "--parsable2",
-        "--allocations",
-        "--format=JobIDRaw,State,JobName",
-    ]
+    words = ["sacct", "--noheader", "--parsable2", "--allocations", f"--delimiter={_FIELD_ENDS}"]
     try:
-        asked = [*words, f"--jobs={','.join(map(str, numbers))}"]
-        said = _slurm(asked, user=user, timeout_s=_ACCOUNTING_S)
+        asked = [f"--format={','.join(_ACCOUNTED)}", f"--jobs={','.join(map(str, numbers))}"]
+        said = _slurm([*words, *asked], user=user, timeout_s=_ACCOUNTING_S)
     except LaunchError:  # not installed, or its database does not answer
         return {}
     jobs = {}
-    for line in said.stdout.splitlines() if not said.returncode else ():
-        number, _, rest = line.partition("|")
-        state, _, name = rest.partition("|")
+    for line in said.stdout.split("\n") if not said.returncode else ():
+        fields = line.split(_FIELD_ENDS)
+        if len(fields) != len(_ACCOUNTED):
+            continue
+        number, state, folder, name = fields
         words_of_state = state.split()  # CANCELLED by 1000
-        if number.isdigit() and words_of_state and words_of_state[0] in _ENDED:
-            jobs[int(number)] = {"JobId": number, "JobState": words_of_state[0], "JobName": name}
+        if number.isdecimal() and words_of_state and words_of_state[0] in _ENDED:
+            told = {"JobState": words_of_state[0], "WorkDir": folder, "JobName": name}
+            jobs[int(number)] = {"JobId": number, **told}
     return jobs
 
 
@@ -520,8 +606,17 @@ def _slurm(
     env: Mapping[str, str] | None = None,
     user: str = "",
     timeout_s: float = _TIMEOUT_S,
+    *,
+    bound: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Runs one of Slurm's commands, as the user whose job it is.
+
+    Args:
+        argv, given, env: the command, its standard input, and its environment.
+        user: as in the JobSpec.
+        timeout_s: for so long.
+        bound: whether it is to end, too, where this process is killed or stands still. Another
+            user's, who need not be able to read this Python, then ends at its time only.
 
     Raises:
         SubmitFailed: it is not installed.
@@ -538,28 +633,30 @@ def _slurm(
         ) from None
     if other is not None:
         own |= run_as.environment(user)
-    try:
-        if other is not None:
-            wanted = {**(env or {}), **own}
-            return run_as.run(
-                user, sys.executable, argv, env=wanted, given=given, timeout_s=timeout_s
-            )
-        return subprocess.run(
-            argv,
-            input=given,
-            env={**(env or {}), **own},
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-            start_new_session=True,  # a signal to the task must not cut a submission in two
-        )
-    except FileNotFoundError as error:
+    # Not seen any more where another program starts it.
+    if shutil.which(argv[0], path=own.get("PATH")) is None:
         raise SubmitFailed(
             f"{argv[0]} is not on PATH of this host. Install Slurm's client commands where "
             "Airflow's workers and its triggerer run.",
             retryable=False,
-        ) from error
+        )
+    wanted = {**(env or {}), **own}
+    try:
+        if other is not None:
+            return run_as.run(
+                user, sys.executable, argv, env=wanted, given=given, timeout_s=timeout_s
+            )
+        return subprocess.run(
+            tethered(argv, math.ceil(timeout_s) + 1) if bound else argv,
+            input=given,
+            env=wanted,
+            capture_output=True,
+            text=True,
+            errors="replace",  # a job's name may be in any encoding
+            timeout=timeout_s,
+            check=False,
+            start_new_session=True,  # a signal to the task must not cut a submission in two
+        )
     except subprocess.TimeoutExpired as error:
         said = error.stderr or ""
         if isinstance(said, bytes):  # whatever was asked for

@@ -20,6 +20,7 @@ from airflow.sdk import DAG, BaseOperator, Param
 from ddl_airflow.airflow_internals import run_is_open
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.errors import DdlError
+from ddl_airflow.core.layout import cancellations
 from ddl_airflow.core.manifest.sections.places import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import connection_of, store_of
@@ -30,7 +31,8 @@ class CleanOperator(BaseOperator):
     """Removes what ``[ddl] keep_runs``, ``keep_experiments`` and ``cache_size`` do not keep.
 
     The folder of a run that Airflow has not ended stays, however old it is; so does one with a
-    job of which the scheduler does not say that it has ended.
+    job of which the scheduler does not say that it has ended. Jobs that are to be cancelled, and of
+    which nobody came to do so, are cancelled.
 
     Args:
         results: places where trainings are published, in which the manifests' ``keep`` holds.
@@ -47,7 +49,7 @@ class CleanOperator(BaseOperator):
         """
         # No parse needs these.
         from ddl_airflow.lineage.retention import clean_results
-        from ddl_airflow.steps.job import may_run
+        from ddl_airflow.steps.job import cancel_all_noted, may_run
         from ddl_airflow.storage.cleaning import clean_workspace, rules
 
         dry_run = bool(context["params"].get("dry_run"))
@@ -62,6 +64,11 @@ class CleanOperator(BaseOperator):
             for place in (None, *self._results):
                 try:
                     if place is None:
+                        noted = cancellations(workspace())
+                        for job in cancel_all_noted(
+                            noted, run_is_open, connection_of, dry_run=dry_run
+                        ):
+                            self.log.info("%s %s", "would cancel" if dry_run else "cancelled", job)
                         has_job = partial(may_run, connections=connection_of)
                         removed = clean_workspace(
                             workspace(), kept, run_is_open, has_job, dry_run=dry_run

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, cast
 
 from airflow.configuration import conf
+from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferralError
 
+from ddl_airflow.airflow_internals import is_supervised, state_of_own_task
+from ddl_airflow.core.cancellations import drop_conditional, note_cancellation
 from ddl_airflow.core.errors import JobLost, LaunchError
 from ddl_airflow.core.job import JobStatus, StartedJob
 from ddl_airflow.core.plan import TrainStep
@@ -67,12 +70,43 @@ class TrainOperator(StepOperator):
                 trigger=ExperimentTrigger(str(waits.experiment), interval_s),
                 method_name=self.execute_alone.__name__,
             )
+        self._check_not_ended(waits.started)
         limit = self.execution_timeout
         limit_s = limit.total_seconds() if limit else None
         self.defer(
             trigger=JobTrigger(waits.started.dump(), interval_s, limit_s),
             method_name=self.execute_complete.__name__,
         )
+
+    def _check_not_ended(self, started: StartedJob) -> None:
+        """Cancels the job, and raises JobLost, if a person has ended the task meanwhile.
+
+        Airflow tells a task so up to 5 s later, and one that defers before that never: it refuses
+        the deferral (409), of which its task runner only writes a line, no trigger starts, and
+        nobody would cancel the job. In the moment between this question and the deferral that can
+        still happen. So it is noted before that the job is to be cancelled once the task has ended,
+        until a trigger has begun to wait for it. Source: ``run`` in
+        ``airflow/sdk/execution_time/task_runner.py``, Airflow 3.3.
+        """
+        if self._airflow is None:  # by no task runner
+            return
+        task = self._airflow["ti"]
+        names = ("dag_id", "task_id", "run_id", "map_index")
+        note_cancellation(started, {name: getattr(task, name) for name in names})
+        if not is_supervised():
+            return
+        try:
+            state = state_of_own_task(task)
+        except Exception as error:  # it is noted all the same
+            self.log.warning("the state of this task is not known: %s", error)
+            return
+        if state != TaskInstanceState.RUNNING:
+            self.on_kill()
+            handle = started.handle
+            raise JobLost(
+                f"the task was ended ({state}) before it could wait for {handle.kind} job "
+                f"{handle.number}. The job was cancelled."
+            )
 
     def execute_alone(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
         """Called by Airflow when nobody works in the experiment any more; returns as ``execute``.
@@ -94,6 +128,7 @@ class TrainOperator(StepOperator):
         def settle(step: StepTry[Any], context: Any) -> dict[str, Any]:
             if unseen := event.get("unseen"):
                 started.unmark_monitored()  # so that the next try goes on with it
+                drop_conditional(started)
                 raise LaunchError(
                     f"{unseen} {started.handle.kind} job {started.handle.number} runs on. When "
                     "that is mended, clear the task: it goes on with this job.",

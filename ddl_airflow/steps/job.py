@@ -17,12 +17,20 @@ import re
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from ddl_airflow.core.beneath import open_beneath, read_object, write_beneath
+from ddl_airflow.core.cancellations import (
+    cancellation_file,
+    cancellation_of,
+    cancellations_in,
+    drop_cancellation,
+    note_cancellation,
+)
 from ddl_airflow.core.connections import FindConnection, own_connection
 from ddl_airflow.core.errors import (
     DdlError,
@@ -36,7 +44,14 @@ from ddl_airflow.core.errors import (
 )
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, StartedJob, Submission
 from ddl_airflow.core.progress import Progress, Tail
-from ddl_airflow.launchers.base import END_S, GRACE_S, Launcher, Preparing, Scheduler
+from ddl_airflow.launchers.base import (
+    END_S,
+    GRACE_S,
+    Launcher,
+    Preparing,
+    Scheduler,
+    cancel_noted,
+)
 from ddl_airflow.launchers.records import explained, reports_of, run_folder
 
 _log = logging.getLogger(__name__)
@@ -44,6 +59,8 @@ _POLL_S = 0.1
 _ASK_S = 1.0
 # As often as a trigger looks at a job, by default.
 _LOOK_S = 5.0
+# A scheduler that hung first takes what it was asked for meanwhile.
+_SOON_S = 5.0
 _SAY_EVERY_S = 2.0
 _LAST_LINES = 25
 _LAST_BYTES = 1 << 16
@@ -357,6 +374,37 @@ def may_run(path: Path, connections: FindConnection = own_connection) -> bool:
     return not status.ended or status.is_left
 
 
+def cancel_all_noted(
+    folder: Path,
+    run_is_open: Callable[[str, str], bool],
+    connections: FindConnection = own_connection,
+    *,
+    dry_run: bool = False,
+) -> Iterator[str]:
+    """Cancels the jobs of which it is noted that they are to be; yields each that there was.
+
+    Args:
+        folder: with the notes.
+        run_is_open: whether Airflow has not ended the run of a DAG id and a run id.
+        connections: finds one by its id.
+        dry_run: to cancel nothing.
+    """
+    # Not at the top: a DAG that is parsed starts nothing.
+    from ddl_airflow.launchers.registry import launcher
+
+    for noted in cancellations_in(folder):
+        handle, task = noted.started.handle, noted.task
+        if task is not None and run_is_open(task["dag_id"], task["run_id"]):
+            continue
+        try:
+            scheduler = launcher(handle.kind, None, connections)
+            assert isinstance(scheduler, Scheduler), handle.kind
+            if dry_run or cancel_noted(scheduler, noted.started):
+                yield _name(handle)
+        except DdlError as error:
+            _log.warning("%s cannot be cancelled yet: %s", _name(handle), error)
+
+
 class ScheduledJob(RunningJob):
     """A job that a scheduler runs, while a trigger waits for it and no task.
 
@@ -364,13 +412,16 @@ class ScheduledJob(RunningJob):
         launcher: who runs it.
         log: a logger.
         kept: the file that says which job this is, for whoever comes after this process.
+        cancellations: folder in which it is noted which jobs are to be cancelled.
     """
 
     _launcher: Scheduler
 
-    def __init__(self, launcher: Scheduler, log: Any, kept: Path) -> None:
+    def __init__(self, launcher: Scheduler, log: Any, kept: Path, cancellations: Path) -> None:
         super().__init__(launcher, log)
         self._kept = kept
+        self._cancellations = cancellations
+        self._started: StartedJob | None = None
         self._last = JobStatus(JobState.RUNNING)
         self._next_look = 0.0
         self._said = ""
@@ -380,13 +431,14 @@ class ScheduledJob(RunningJob):
 
         Raises:
             LaunchError: it is not known whether a job of an earlier process still runs.
-            JobLost: it was cancelled meanwhile.
+            JobLost: it was cancelled meanwhile, or this was.
             JobPreempted: it had to make room, and nobody has dealt with that.
         """
         orphan = kept_job(self._kept)
         if orphan is None:
             return None
-        handle = self._launcher.find(orphan.handle)
+        self._started = orphan
+        handle = self._find(orphan)
         orphan = replace(orphan, handle=handle)
         status = self._launcher.status(handle)
         if status.state is JobState.PREEMPTED:  # its caller notes that first
@@ -397,9 +449,11 @@ class ScheduledJob(RunningJob):
                 self._launcher.cancel(handle, GRACE_S)
             self.drop_note()
             return None
-        if not status.ended and orphan.monitored:
+        noted = cancellation_of(orphan)
+        if not status.ended and (orphan.monitored or (noted and noted.task is None)):
             # Somebody waited for it, and a new try began all the same: a person cleared the task
             # (then its trigger cancels it, perhaps only now), or Airflow gave up on the trigger.
+            # Or a person ended the task before that, and it could not cancel its job any more.
             self._give_up(handle)
             return None
         self._log.info("going on with %s, submitted by a process that is gone", _name(handle))
@@ -411,9 +465,11 @@ class ScheduledJob(RunningJob):
 
         Raises:
             LaunchError: it is not known whether it runs, or it does not end.
+            JobLost: this was cancelled meanwhile.
         """
         if (orphan := kept_job(self._kept)) is not None:
-            self._give_up(self._launcher.find(orphan.handle))
+            self._started = orphan
+            self._give_up(self._find(orphan))
 
     def submit(self, job: JobSpec, progress_path: Path) -> StartedJob:
         """A new job.
@@ -427,16 +483,24 @@ class ScheduledJob(RunningJob):
         note.unlink(missing_ok=True)  # of a deleted run of that id
         # First what to look for: this process may end before it knows the answer.
         started = StartedJob(
-            self._launcher.expected(job), time.time(), _sizes(job), _end_of(progress_path), note
+            self._launcher.expected(job),
+            time.time(),
+            _sizes(job),
+            _end_of(progress_path),
+            note,
+            cancellation_file(self._cancellations, job.job_id),
         )
+        drop_cancellation(started)
         if self._cancelled:
             raise JobLost(f"job {job.job_id} was cancelled before it was submitted")
         self._keep(started)
+        self._started = started
         try:
             started = replace(started, handle=self._launcher.submit(submission))
         except SubmitFailed as refused:
             if not refused.retryable:  # else the job may be there, and the answer was lost
                 self.drop_note()
+                drop_cancellation(started)
             raise
         self._log.info("submitted as %s job %d", started.handle.kind, started.handle.number)
         self._submitted(started)
@@ -452,7 +516,7 @@ class ScheduledJob(RunningJob):
             status: how it ended; None: it is followed to its end.
             error: why it was ended, where that is known better than it is to the scheduler.
         """
-        self._handle = started.handle
+        self._handle, self._started = started.handle, started
         # Where the scheduler does not answer, the job may run on: the next try is to know of it.
         status = self._follow(started, status)
         if status.is_left:  # it may still wait, or run
@@ -467,6 +531,20 @@ class ScheduledJob(RunningJob):
             self.drop_note()
             raise
 
+    def cancel(self) -> None:
+        """Has the scheduler end the job. Safe before it is submitted and after it ended.
+
+        Airflow gives this a few seconds, and the scheduler may need longer: so it is noted first,
+        also of a job that is just being submitted.
+        """
+        if self._started is not None:
+            note_cancellation(self._started)
+            with suppress(OSError):  # so that the next try waits for its end, as for an orphan's
+                self._started.mark_monitored()
+        super().cancel()
+        if self._handle is not None and self._started is not None:
+            drop_cancellation(self._started)
+
     def cancel_orphan(self) -> None:
         """Cancels what an earlier process left, if it still runs; nobody goes on with it."""
         orphan = kept_job(self._kept)
@@ -475,7 +553,9 @@ class ScheduledJob(RunningJob):
                 # First: the scheduler may not answer, and a job may take long to end.
                 orphan.mark_monitored()
             finally:
+                note_cancellation(orphan)
                 self._launcher.cancel(orphan.handle, GRACE_S)
+                drop_cancellation(orphan)
 
     def drop_note(self) -> None:
         """Its end was dealt with: the next process starts a new job."""
@@ -498,16 +578,44 @@ class ScheduledJob(RunningJob):
         return self._last
 
     def _submitted(self, started: StartedJob) -> None:
-        self._handle = started.handle
+        self._handle, self._started = started.handle, started
         self._keep(started)
         if self._cancelled:  # while the scheduler was being asked
             self.cancel()
             raise JobLost(f"job {started.handle.job_id} was cancelled")
 
+    def _find(self, started: StartedJob) -> JobHandle:
+        """The job, by the number that its scheduler knows it by.
+
+        Without a number only once the scheduler can no longer take it: what submits it may outlive
+        the process that was killed, and another one would then be submitted beside it.
+        """
+        most_s = started.handle.submit_s
+        # Whatever the clocks say.
+        left_s = min(max(started.started + most_s - time.time(), _SOON_S), most_s)
+        deadline = time.monotonic() + left_s
+        said = False
+        while True:
+            late = time.monotonic() >= deadline
+            handle = self._launcher.find(started.handle)
+            if handle.number or late:
+                return handle
+            if self._cancelled:
+                raise JobLost(f"job {handle.job_id} was cancelled before it was found")
+            if not said:
+                said = True
+                self._log.info(
+                    "job %s was not found, and %s may still take it: looking for %.0f s",
+                    *(handle.job_id, handle.kind, left_s),
+                )
+            time.sleep(_ASK_S)
+
     def _give_up(self, handle: JobHandle) -> None:
         self._log.info("%s was given up; waiting for its end", _name(handle))
         self._end(handle)
         self.drop_note()
+        if self._started is not None:
+            drop_cancellation(self._started)
 
     def _end(self, handle: JobHandle) -> None:
         patience_s = END_S + handle.grace_s

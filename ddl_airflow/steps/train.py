@@ -27,6 +27,7 @@ from ddl_airflow.core.errors import (
     TrainedOnPart,
 )
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, StartedJob, Submission
+from ddl_airflow.core.layout import cancellations
 from ddl_airflow.core.metrics import Measurement, diverged, finite, newest, shown
 from ddl_airflow.core.plan import TrainStep
 from ddl_airflow.core.progress import Progress, everything_told
@@ -372,7 +373,9 @@ class Train(ScriptTry[TrainStep]):
 
     def _scheduled(self, chosen: Launcher) -> ScheduledJob:
         assert isinstance(chosen, Scheduler), chosen.kind
-        return ScheduledJob(chosen, self.log, self.layout.scheduled_job)
+        layout = self.layout
+        noted = cancellations(layout.workspace)
+        return ScheduledJob(chosen, self.log, layout.scheduled_job, noted)
 
     def _result(
         self, job: JobHandle, progress: Progress, came: StagedDataset | None = None

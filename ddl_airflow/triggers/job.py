@@ -8,17 +8,26 @@ import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from airflow.sdk import TaskInstanceState
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from ddl_airflow.airflow_internals import state_of_task
+from ddl_airflow.core.cancellations import (
+    Cancellation,
+    cancellations_in,
+    drop_cancellation,
+    drop_conditional,
+    note_cancellation,
+)
 from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import ConnectionInvalid, FileRefused, LaunchError
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus, StartedJob
 from ddl_airflow.core.progress import Progress, Tail
-from ddl_airflow.launchers.base import END_S, GRACE_S, Connecting, Scheduler
+from ddl_airflow.launchers.base import END_S, GRACE_S, Connecting, Scheduler, cancel_noted
 from ddl_airflow.launchers.records import reports_of
 from ddl_airflow.triggers.monitor import cancelling, in_workspace, monitor_of
 
@@ -31,6 +40,11 @@ _MOST_TOLD = 1 << 20
 # For so long what nobody has foreseen is taken for something that passes; and so is a refusal, as
 # by a server whose access rules are just being changed, of what it has answered before.
 _PASSES_S = 600.0
+# Between two looks of a triggerer at the jobs that are still to be cancelled.
+_NOTED_S = 60.0
+_LOOKED: dict[Path, float] = {}  # when it looked last at each folder with notes of them
+# Of a task that has ended; None: its run was deleted, or it was cleared and has no state yet.
+_OVER = (*("success", "failed", "skipped", "upstream_failed", "removed"), None)
 # Connections by their ids, and when they were looked up; for so long they are not asked for again.
 _KNOWN_S = 60.0
 _CONNECTIONS: dict[str, tuple[float, AirflowConnection]] = {}
@@ -55,7 +69,8 @@ class JobTrigger(BaseTrigger):
     does not tell; and, once the job has been seen, be it by a triggerer before this one, whatever
     else is in the way. When a person fails, clears or deletes the task, Airflow calls ``on_kill``,
     which cancels the job; it does so from the triggerer that runs the trigger, so not while none
-    runs.
+    runs. That is noted until the scheduler has answered: where the triggerer ends before, a trigger
+    of whatever job does it, as soon as one runs, or the cleaning.
 
     The triggerer must have the scheduler's commands, and see the workspace. One that has not fires
     at once, and says so; the job goes on.
@@ -104,6 +119,7 @@ class JobTrigger(BaseTrigger):
         """The job's end, and whether it is one because it took too long."""
         reports = reports_of(self._started)
         while True:
+            self._cancel_noted_now_and_then()
             status = await self._look(reports)
             waited_s = time.time() - self._started.started
             late = not status.ended and self.timeout_s is not None and waited_s > self.timeout_s
@@ -138,8 +154,46 @@ class JobTrigger(BaseTrigger):
         if await self._still_deferred():
             self.log.info("%s goes on: another triggerer waits for it now", self._name)
             return
+        await in_workspace(note_cancellation, self._started)
         await self._cancel()
         self.log.info("cancelled %s", self._name)
+        await in_workspace(drop_cancellation, self._started)
+
+    def _cancel_noted_now_and_then(self) -> None:
+        """One trigger of the triggerer does it for all, beside its own job."""
+        if (noted := self._started.cancellation) is None:
+            return
+        folder = noted.parent
+        if time.monotonic() - _LOOKED.get(folder, -math.inf) < _NOTED_S:
+            return
+        _LOOKED[folder] = math.inf  # while it looks
+        looking = asyncio.create_task(self._cancel_noted(folder))
+        _ENDING.add(looking)
+        looking.add_done_callback(_ENDING.discard)
+
+    async def _cancel_noted(self, folder: Path) -> None:
+        try:
+            for one in await in_workspace(cancellations_in, folder):
+                if one.started.cancellation != self._started.cancellation:
+                    await self._cancel_one_noted(one)
+        except OSError as error:
+            self.log.warning("jobs that are to be cancelled are not known: %s", error)
+        finally:
+            _LOOKED[folder] = time.monotonic()
+
+    async def _cancel_one_noted(self, one: Cancellation) -> None:
+        handle = one.started.handle
+        name = f"{handle.kind} job {handle.number or handle.job_id}"
+        try:
+            if one.task is not None:
+                state = await state_of_task(SimpleNamespace(**one.task))
+                if state not in _OVER:  # its trigger, or its next try, comes to it
+                    return
+            scheduler = await _reached(handle)
+            if await cancelling(handle.kind, cancel_noted, scheduler, one.started):
+                self.log.info("cancelled %s, as was noted", name)
+        except Exception as error:  # of another job: it must not end this trigger
+            self.log.warning("cannot cancel %s yet, as is noted: %s", name, _words(error))
 
     async def _still_deferred(self) -> bool:
         if (task := self.task_instance) is None:
@@ -178,6 +232,7 @@ class JobTrigger(BaseTrigger):
             # As by a triggerer before this one.
             self._seen = self._started.monitored
             self._started.mark_monitored()
+            drop_conditional(self._started)
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
             raise LaunchError(
                 f"{error.filename}: {error.strerror}. The triggerer must see the workspace of the "

@@ -92,7 +92,8 @@ if ddl.rank() == 0:
     model.set_weights([weights.numpy()])
     model.save(os.environ["RESULT_DIR"] + "/model.keras")
 """
-# What a task finds in place of sbatch: it dies when Slurm has the job and it has no answer.
+# What a task finds in place of sbatch: it dies when Slurm has the job and it has no answer; or has
+# to wait for that.
 DEADLY = """\
 #!/bin/sh
 answer=$(PATH=${{PATH#*:}} sbatch "$@") || exit
@@ -100,6 +101,10 @@ if [ -e {folder}/kill-submitter ]; then
     rm {folder}/kill-submitter
     kill -9 $PPID
 fi
+while [ -e {folder}/hold-answer ]; do
+    touch {folder}/held
+    sleep 0.05
+done
 echo "$answer"
 """
 _WAIT_S = 120.0
@@ -289,6 +294,22 @@ def test_what_slurm_refuses_fails_at_once(trainings):
     log = one.log()
     assert "Invalid partition name specified. Choose another launcher.partition" in log
     assert "Not retried" in log
+
+
+def test_a_person_ends_a_task_just_before_it_defers(site, trainings, triggerer, slurm, dags_folder):
+    """Airflow refuses to defer it, and the job ran on."""
+    add_dag(dags_folder, "ends-early", WAITS, "cpu")
+    site.wait_for_dag("slurm-ends-early")
+    hold = slurm.folder / "hold-answer"
+    hold.touch()
+    try:
+        one = Training(site, slurm, "slurm-ends-early", site.trigger("slurm-ends-early"))
+        one.until((slurm.folder / "held").exists, "submitted")
+        one.set_state("failed")
+    finally:
+        hold.unlink()
+    one.until(lambda: one.gone(1), "cancelled")
+    assert one.task()["state"] == "failed"
 
 
 def test_a_training_that_slurm_preempts_goes_on_in_the_same_try(

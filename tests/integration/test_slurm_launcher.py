@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
+import signal
 import socket
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,6 +23,7 @@ from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus
 from ddl_airflow.launchers.base import Scheduler
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.launchers.slurm import SlurmLauncher
+from ddl_airflow.steps.job import ScheduledJob
 from tests.integration.slurm import SlurmCluster
 from tests.limits import within
 
@@ -192,12 +198,76 @@ def test_a_job_is_found_by_its_name_where_the_answer_to_sbatch_was_lost(job):
     SlurmLauncher().cancel(never)
 
 
+SUBMITS = """
+import logging
+from pathlib import PosixPath
+from ddl_airflow.core.job import JobSpec
+from ddl_airflow.launchers.slurm import SlurmLauncher
+from ddl_airflow.steps.job import ScheduledJob
+scheduled = ScheduledJob(SlurmLauncher(), logging.getLogger(), {kept!r}, {kept!r}.parent)
+scheduled.submit({spec!r}, {progress!r})
+"""
+
+
+def test_no_second_job_beside_one_that_a_killed_task_has_asked_a_busy_controller_for(
+    job, slurm, tmp_path
+):
+    """The controller reads what sbatch has sent, though sbatch has ended with its task."""
+    one = job(SLEEP)
+    kept = tmp_path / "run" / "airflow" / "job.json"
+    kept.parent.mkdir(parents=True)
+    script = SUBMITS.format(kept=kept, spec=one.spec, progress=tmp_path / "progress")
+    controller = int((slurm.folder / "slurmctld.pid").read_text())
+    os.kill(controller, signal.SIGSTOP)
+    try:
+        with subprocess.Popen([sys.executable, "-c", script]) as task:
+            deadline = time.monotonic() + within(_WAIT_S)
+            while not (sbatch := children(task.pid)):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            time.sleep(2)  # its words are on their way
+            task.kill()
+        assert gone(sbatch[0])
+        waking = threading.Timer(2, os.kill, (controller, signal.SIGCONT))
+        waking.start()
+        next_try = ScheduledJob(SlurmLauncher(), logging.getLogger(), kept, kept.parent)
+        left = next_try.adopt()
+        waking.join()
+    finally:
+        os.kill(controller, signal.SIGCONT)
+    one.handle = left.handle
+    assert list(slurm.jobs(one.spec.job_id)) == [left.handle.number]
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + within(_WAIT_S)
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not Path(f"/proc/{pid}").exists()
+
+
+def children(pid: int) -> list[int]:
+    return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def test_another_job_under_the_same_number_is_left_alone(job):
     one = job(SLEEP).start().up()
-    other = replace(one.handle, job_id="another/train-1")
+    elsewhere = one.spec.folder.parent / "another"
+    places = {"record_dir": elsewhere / "records", "log_dir": elsewhere / "logs"}
+    other = replace(one.handle, job_id="another/train-1", **places)
     SlurmLauncher().cancel(other)
     assert SlurmLauncher().status(other).ended
     assert one.status().state is JobState.RUNNING
+
+
+def test_a_job_that_somebody_renames_is_still_ours(job, slurm):
+    """It was taken for one that had ended, and a second one was submitted beside it."""
+    one = job(SLEEP).start().up()
+    number = str(one.handle.number)
+    slurm.ask("scontrol", "update", f"JobId={number}", "JobName=urgent | of Ann")
+    assert one.status().state is JobState.RUNNING
+    one.cancel()
+    assert "CANCELLED" in one.wait().reason
 
 
 @pytest.mark.parametrize(

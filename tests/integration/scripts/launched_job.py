@@ -54,7 +54,8 @@ def run(asked: dict) -> JobHandle:
         signal.signal(signal.SIGTERM, lambda *_: running.cancel())
         return running.run(job, progress)
     (root / "airflow").mkdir(exist_ok=True)
-    scheduled = ScheduledJob(chosen, _log, root / "airflow" / "job.json")
+    kept = root / "airflow"
+    scheduled = ScheduledJob(chosen, _log, kept / "job.json", kept / "cancellations")
     signal.signal(signal.SIGTERM, lambda *_: scheduled.cancel())
     try:
         started = scheduled.adopt() or scheduled.submit(job, progress)

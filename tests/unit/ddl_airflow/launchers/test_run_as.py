@@ -307,7 +307,11 @@ def test_slurms_jobs_are_that_users(job, trainer, monkeypatch):
     spool.mkdir()
     spool.chmod(0o777)
     fields = {"JobId": "7", "JobName": "unit/train-1", "JobState": "RUNNING"}
-    line = "|".join(fields.get(name, "") for name in slurm._FIELDS)
+    told = ({name: name for name in slurm._FIELDS}, fields)  # after a header
+    line = "\n".join(
+        slurm._FIELD_ENDS.join(one.get(name, "") for name in slurm._FIELDS) + slurm._RECORD_ENDS
+        for one in told
+    )
     for name in ("sbatch", "squeue", "scancel"):
         command = trainer.place / "bin" / name
         command.write_text(SBATCH.replace("{line}", line).replace("case", f"cd {spool}\ncase", 1))
@@ -325,6 +329,29 @@ def test_slurms_jobs_are_that_users(job, trainer, monkeypatch):
     assert (one.spec.lock.stat().st_gid, one.spec.lock.stat().st_mode & 0o777) == (
         *(trainer.gid, 0o660),
     )
+
+
+RUNS = """
+from ddl_airflow.launchers import run_as
+words = ["sh", "-c", "echo up > {here}/up; sleep 4; echo done > {here}/done"]
+run_as.run({user!r}, {python!r}, words, env={{"PATH": "/usr/bin:/bin"}}, timeout_s=0.5)
+"""
+
+
+def test_what_runs_as_another_user_ends_by_itself_where_its_starter_was_killed(trainer):
+    """As an sbatch: it would submit a job of which nobody knows."""
+    spool = trainer.place / "spool"
+    spool.mkdir()
+    spool.chmod(0o777)
+    script = RUNS.format(here=spool, user=trainer.name, python=trainer.python)
+    with subprocess.Popen([sys.executable, "-c", script]) as task:
+        deadline = time.monotonic() + within(SOON_S)
+        while not (spool / "up").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        task.kill()
+    time.sleep(5)
+    assert not (spool / "done").exists()
 
 
 def test_a_lock_that_another_user_may_not_write_is_said_to_be_one(trainer):

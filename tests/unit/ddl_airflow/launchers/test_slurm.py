@@ -40,14 +40,18 @@ SPEC = JobSpec(
     gpu=True,
     lock=Path("/shared/experiments/.digits wide.lock"),
 )
-JOB = "{}|{}|{}|n[1-2]|2026-11-21T17:27:44|2026-11-21T18:28:45|0:05|gpu|2|8|{}\n"
+JOB = "{}|{}|{}|n[1-2]|2026-11-21T17:27:44|2026-11-21T18:28:45|0:05|{}|2|8|{}|{}"
 
 
-def queued(state, reason="None", number=12, name=SPEC.job_id):
-    """A line of squeue."""
-    return JOB.format(number, state, reason, name)
+def queued(
+    state, reason="None", number=12, name=SPEC.job_id, *, partition="gpu", folder="/elsewhere"
+):
+    """What squeue prints of a job."""
+    form = JOB.replace("|", "\x1f")
+    return f"{form.format(number, state, reason, partition, name, folder)}\x1e\n"
 
 
+HEADER = queued("STATE", "REASON", "JOBID", "NAME", partition="PARTITION", folder="WORK_DIR")
 PARTITION = (
     "PartitionName=gpu MaxNodes={} State=UP TotalCPUs={} TotalNodes={} SelectTypeParameters="
 )
@@ -56,12 +60,16 @@ AWAY = "Unable to contact slurm controller (connect failure)"
 
 @pytest.fixture
 def says(tmp_path, monkeypatch):
-    """says(program, output, error, code): a program of that name on PATH says it."""
+    """says(program, output, error, code): a program of that name on PATH says it; squeue, after
+    its header.
+    """
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))  # and no other Slurm
 
     def make(program, output="", error="", code=0, when=""):
+        if program == "squeue" and not code:
+            output = HEADER + output
         path = folder / program
         text = path.read_text() if path.exists() else "#!/bin/sh\n"
         text += (
@@ -269,7 +277,7 @@ def test_what_may_pass_is_tried_again(tmp_path, says, said):
 def test_a_job_that_slurm_took_though_it_answered_too_late_is_found(tmp_path, says):
     late = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
     says("sbatch", error=late, code=1)
-    says("squeue", "4712\n")
+    says("squeue", queued("PENDING", number=4712))
     assert submitted(tmp_path).number == 4712
 
 
@@ -287,12 +295,52 @@ def test_a_controller_that_keeps_sbatch_waiting_leaves_no_job_that_nobody_watche
     monkeypatch.setattr("ddl_airflow.launchers.slurm._SUBMIT_S", 0.5)
     says("sbatch")
     Path(shutil.which("sbatch")).write_text(BUSY)
-    says("squeue", "4712\n" if taken else "")
+    says("squeue", queued("PENDING", number=4712) if taken else "")
     if taken:
         assert submitted(tmp_path).number == 4712
         return
     with pytest.raises(LaunchError, match="sbatch gave no answer .*: Slurm job queue full"):
         submitted(tmp_path)
+
+
+SUBMITS = """
+from pathlib import PosixPath
+from ddl_airflow.core.job import JobSpec
+from ddl_airflow.launchers.slurm import SlurmLauncher
+launcher = SlurmLauncher()
+launcher.submit(launcher.render({spec!r}))
+"""
+# Says that it runs, and has Slurm take the job after a while.
+SLOW = """#!/bin/sh
+echo $$ > "{here}/up"
+/bin/sleep {seconds}
+: > "{here}/taken"
+"""
+
+
+@pytest.mark.parametrize("ends", ["its task is killed", "it takes too long"])
+def test_an_sbatch_that_nobody_waits_for_submits_nothing(tmp_path, says, monkeypatch, ends):
+    """Nor one whose task cannot end it, for it is killed or stands still: another try may begin."""
+    killed = ends == "its task is killed"
+    says("sbatch")
+    slow = SLOW.format(here=tmp_path, seconds=3)
+    Path(shutil.which("sbatch")).write_text(slow)
+    spec = replace(SPEC, record_dir=tmp_path / "records", log_dir=tmp_path / "logs", lock=None)
+    script = SUBMITS.format(spec=spec)
+    if not killed:
+        script = script.replace(
+            "launcher =", "import ddl_airflow.launchers.slurm as s; s._SUBMIT_S = 1.0; launcher ="
+        )
+    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL) as task:
+        deadline = time.monotonic() + within(20)
+        while not (tmp_path / "up").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        task.send_signal(signal.SIGKILL if killed else signal.SIGSTOP)
+        time.sleep(5)
+        taken = (tmp_path / "taken").exists()
+        task.kill()
+    assert not taken
 
 
 def test_a_refusal_has_all_that_the_sites_plug_in_says(tmp_path, says):
@@ -308,7 +356,7 @@ def test_a_refusal_has_all_that_the_sites_plug_in_says(tmp_path, says):
 
 def test_a_job_in_a_partition_that_slurm_hides_is_found(says, handle):
     """It would be submitted a second time."""
-    says("squeue", "12\n", when="--me --all")
+    says("squeue", queued("PENDING"), when="--me --all")
     says("squeue", queued("PENDING", "PartitionNodeLimit"), when="--all")
     says("scontrol", PARTITION.format("1", 8, 2), when="--all --oneliner show partition gpu")
     slurm, lost = SlurmLauncher(), replace(handle, number=0)
@@ -352,9 +400,10 @@ def test_states(says, handle, told, state, reason):
 # Prints the fields that it is asked for, and as Slurm does: times of its own zone, which is TZ's.
 SQUEUE = """#!/bin/sh
 for word; do case $word in --format=*) form=${{word#--format=}};; esac; done
+echo "$form"
 now=$(/bin/date +%FT%T)
 echo "$form" | /bin/sed "s/%i/12/; s/%T/RUNNING/; s/%r/None/; s/%N/n1/; s/%V/$now/; s/%S/$now/
-s/%M/{ran}/; s/%P/gpu/; s/%D/2/; s/%C/8/; s#%j#{name}#"
+s/%M/{ran}/; s/%P/gpu/; s/%D/2/; s/%C/8/; s#%j#{name}#; s/%Z/elsewhere/"
 """
 
 
@@ -434,7 +483,7 @@ def test_a_job_that_can_never_start_is_told_from_one_that_waits(
 def test_a_job_for_several_partitions_waits_for_any_of_them(says, handle, reason, state):
     """Slurm's reason is of the one that it has looked at last."""
     says("scontrol", error="Partition gpu,long not found", code=1)
-    says("squeue", queued("PENDING", reason).replace("|gpu|", "|gpu,long|"))
+    says("squeue", queued("PENDING", reason, partition="gpu,long"))
     assert SlurmLauncher().status(handle).state is state
 
 
@@ -455,7 +504,8 @@ def test_jobs_are_asked_for_together(says, handle, tmp_path):
         "squeue",
         "".join([*lines, queued("PENDING", "Priority", 14, "a|b")]),
     )
-    says("sacct", "13|COMPLETED|digits/train-2\n15|CANCELLED by 7|gone\n16|RUNNING|away\n")
+    accounted = "13|COMPLETED|/x|digits/train-2\n15|CANCELLED by 7|/x|gone\n16|RUNNING|/x|away\n"
+    says("sacct", accounted.replace("|", "\x1f"))
     handles = [replace(handle, number=n, job_id=name) for n, name in others.items()]
     slurm = SlurmLauncher()
     said = [slurm.conclude(h, told) for h, told in zip(handles, slurm.ask(handles), strict=True)]
@@ -464,6 +514,84 @@ def test_jobs_are_asked_for_together(says, handle, tmp_path):
     ]
     assert "somebody cancelled it" in said[3].reason
     assert (said[1].reason, said[4].reason) == ("", "")
+
+
+def test_a_job_that_was_renamed_is_known_by_where_it_works(says, handle, tmp_path):
+    """By ``scontrol update JobName``: it was taken for another's, and so for one that has ended."""
+    renamed = {"name": "urgent | of Ann", "folder": f"{tmp_path}/a | b/code"}
+    says("squeue", queued("RUNNING", **renamed))
+    says("scancel", "cancelled")
+    slurm = SlurmLauncher()
+    assert slurm.status(handle).state is JobState.RUNNING
+    Path(shutil.which("scancel")).write_text(f"#!/bin/sh\necho $1 > {tmp_path}/cancelled\n")
+    slurm.cancel(handle)
+    assert (tmp_path / "cancelled").read_text() == "12\n"
+    Path(shutil.which("squeue")).unlink()
+    says("squeue")  # forgotten
+    says("sacct", f"12|TIMEOUT|{tmp_path}/code|urgent\n".replace("|", "\x1f"))
+    assert "TIMEOUT" in slurm.status(handle).reason
+
+
+def test_a_reason_may_say_anything(says, handle):
+    """What Slurm or a plug-in wrote of a job is shown in place of the reason."""
+    says("squeue", queued("PENDING", "held | by Ann\u2028see\nher mail"))
+    status = SlurmLauncher().status(handle)
+    assert (status.state, "held | by Ann" in status.reason) == (JobState.PENDING, True)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "Welcome, 12 users\n",
+        HEADER + queued("RUNNING")[:30],
+        HEADER + "12\x1fRUNNING\x1e\n",
+        HEADER + queued("RUNNING", number="12_3"),
+    ],
+    ids=["nothing", "other words", "cut off", "other fields", "other jobs"],
+)
+def test_an_answer_that_cannot_be_read_is_no_end_of_a_job(says, handle, answer):
+    """As of a script of the site's own in Slurm's place."""
+    says("squeue")
+    squeue = Path(shutil.which("squeue"))
+    squeue.write_text(f"#!/bin/sh\nprintf %s {shlex.quote(answer)}\n")
+    for ask in (SlurmLauncher().status, SlurmLauncher().cancel, SlurmLauncher().find):
+        with pytest.raises(LaunchError, match="squeue: its answer cannot be read") as caught:
+            ask(replace(handle, number=0) if ask.__name__ == "find" else handle)
+        assert caught.value.retryable
+
+
+def test_what_a_site_says_before_the_answer_is_no_part_of_it(says, handle):
+    says("squeue")
+    answer = f"Welcome, 12 users\n{HEADER}{queued('RUNNING')}Good-bye\n"
+    Path(shutil.which("squeue")).write_text(f"#!/bin/sh\nprintf %s {shlex.quote(answer)}\n")
+    assert SlurmLauncher().status(handle).state is JobState.RUNNING
+    assert SlurmLauncher().find(replace(handle, number=0)).number == 12
+
+
+CONFIG = (
+    "Configuration data as of now\nClusterName             = {}\nCommunicationParameters = (null)\n"
+)
+
+
+@pytest.mark.parametrize("answer", ["", queued("RUNNING", name="of/another")])
+def test_the_controller_of_another_cluster_does_not_say_that_a_job_has_ended(
+    tmp_path, says, handle, answer
+):
+    """Where SLURM_CONF, or what it names, is another one's: the job was left running."""
+    says("sbatch", "12\n")
+    says("scontrol", CONFIG.format("alps"), when="show config")
+    assert (mine := submitted(tmp_path)).place == "alps"
+    says("squeue", answer)
+    assert SlurmLauncher().status(mine).state is JobState.LOST
+    Path(shutil.which("scontrol")).unlink()
+    says("scontrol", CONFIG.format("rigi"), when="show config")
+    for ask in (SlurmLauncher().status, SlurmLauncher().cancel):
+        with pytest.raises(
+            LaunchError, match="cluster rigi .*job 12 .* alps.*SLURM_CONF"
+        ) as caught:
+            ask(mine)
+        assert caught.value.retryable
 
 
 def test_the_accounting_is_not_waited_for(says, handle, monkeypatch):

@@ -7,8 +7,9 @@ import time
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from ddl_airflow.core.cancellations import cancellation_file, note_cancellation
 from ddl_airflow.core.job import StartedJob
-from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.layout import RunLayout, cancellations
 from ddl_airflow.lineage.production import LATEST, point
 from ddl_airflow.operators.clean import clean_dag
 from ddl_airflow.storage.filesystem import FolderStore
@@ -34,6 +35,28 @@ def test_a_run_whose_cancelled_job_nobody_dealt_with_goes(
     (task,) = clean_dag().tasks
     task.execute(context_of("ddl-clean"))
     assert layout.root.exists() is (state == "pending")
+
+
+@pytest.mark.parametrize(
+    ("of_task", "is_open", "goes"), [(False, True, True), (True, True, False), (True, False, True)]
+)
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_jobs_that_are_to_be_cancelled_are(
+    workspace, context_of, monkeypatch, cluster, job, capsys, of_task, is_open, goes, dry_run
+):
+    """Who was to cancel them ended before, and no trigger has run since."""
+    workspace.mkdir()
+    monkeypatch.setattr("ddl_airflow.operators.clean.run_is_open", lambda *_: is_open)
+    path = cancellation_file(cancellations(workspace), job().spec.job_id)
+    handle = cluster.submit(cluster.render(job().spec))
+    task = {"dag_id": "digits", "task_id": "train", "run_id": "r", "map_index": -1}
+    note_cancellation(StartedJob(handle, time.time(), cancellation=path), task if of_task else None)
+    (clean,) = clean_dag().tasks
+    clean.execute(context_of("ddl-clean", dry_run=dry_run))
+    assert cluster.state(1) == ("lost" if goes and not dry_run else "pending")
+    said = capsys.readouterr().out
+    words = "would cancel" if dry_run else "cancelled"
+    assert (f"{words} fake-scheduler job 1 (unit/train-1)" in said) is goes
 
 
 def test_a_place_that_cannot_be_opened_keeps_nothing_else_from_being_cleaned(

@@ -22,11 +22,13 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 from airflow.sdk.execution_time import macros
+from airflow.sdk.execution_time.comms import TaskStatesResult
 
 from ddl_airflow.core.beneath import read_object
+from ddl_airflow.core.cancellations import cancellations_in
 from ddl_airflow.core.errors import LaunchError, SettingInvalid
 from ddl_airflow.core.job import JobHandle, StartedJob
-from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.layout import RunLayout, cancellations
 from ddl_airflow.core.plan import StageDataStep, StoreReference, TrainStep
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.lineage.record import (
@@ -43,11 +45,12 @@ from ddl_airflow.operators.base import layout_of
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.site import training_of
-from ddl_airflow.steps.job import ScheduledJob, kept_job
+from ddl_airflow.steps.job import ScheduledJob, cancel_all_noted, kept_job
 from ddl_airflow.steps.preemptions import Preemptions
 from ddl_airflow.storage.filesystem import alone_in, holder_of, lock_of
 from ddl_airflow.triggers.experiment import ExperimentTrigger
 from tests.limits import within
+from tests.unit.ddl_airflow.conftest import RUN_ID
 
 
 @pytest.fixture
@@ -1433,6 +1436,60 @@ def test_airflows_task_runner_makes_it_a_deferred_task(scheduled, run_task):
     message = run.message("DeferTask")
     assert message.classpath == "ddl_airflow.triggers.job.JobTrigger"
     assert message.next_method == "execute_complete"
+
+
+@pytest.mark.parametrize("state", ["failed", "success", "restarting", None])
+def test_a_task_that_a_person_ends_just_before_it_defers_leaves_no_job(
+    scheduled, layout, run_task, cluster, monkeypatch, state
+):
+    """Airflow refuses the deferral, and nobody cancelled the job."""
+    monkeypatch.setattr("ddl_airflow.operators.train.is_supervised", lambda: True)
+    told = TaskStatesResult(task_states={RUN_ID: {"train": state}})
+    run = run_task(scheduled, answers={"GetTaskStates": lambda _: told})
+    assert run.state == "failed" or run.state == "up_for_retry"
+    assert "the task was ended" in str(run.error)
+    assert cluster.state(1) == "lost"
+    assert list(cancellations(layout.workspace).iterdir()) == []
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_the_job_of_a_deferral_that_airflow_refuses_is_noted_until_a_trigger_waits(
+    scheduled, layout, run_task, cluster, monkeypatch, answers
+):
+    """A person may end the task after the question, and Airflow's API may not answer that."""
+
+    def states(_):
+        if not answers:
+            raise RuntimeError("away")
+        return TaskStatesResult(task_states={RUN_ID: {"train": "running"}})
+
+    def refuse(_):
+        raise RuntimeError("409: the task is failed")
+
+    monkeypatch.setattr("ddl_airflow.operators.train.is_supervised", lambda: True)
+    run = run_task(scheduled, answers={"GetTaskStates": states, "DeferTask": refuse})
+    assert run.state == "deferred"
+    folder = cancellations(layout.workspace)
+    (noted,) = cancellations_in(folder)
+    assert (noted.task["run_id"], noted.started.handle.number) == (RUN_ID, 1)
+    # Nobody cancels it while Airflow has not ended the run.
+    assert list(cancel_all_noted(folder, lambda *_: True)) == []
+    assert cluster.state(1) == "pending"
+    assert len(list(cancel_all_noted(folder, lambda *_: False))) == 1
+    assert cluster.state(1) == "lost"
+
+
+def test_a_job_that_a_triggerer_could_not_see_is_not_cancelled(
+    scheduled, layout, run_task, cluster, context_of
+):
+    run = run_task(scheduled)
+    job = run.message("DeferTask").trigger_kwargs["job"]
+    event = {"job": kept_job(layout.scheduled_job).dump(), "unseen": "squeue is away."}
+    assert job is not None and cancellations_in(cancellations(layout.workspace))
+    with pytest.raises(AirflowException, match="runs on"):
+        scheduled.execute_complete(context_of("training"), event)
+    assert cancellations_in(cancellations(layout.workspace)) == []
+    assert cluster.state(1) == "pending"
 
 
 def test_a_trigger_that_failed_leaves_no_job(scheduled, cluster, context_of):

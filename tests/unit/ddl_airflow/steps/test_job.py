@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 
 from ddl_airflow.core.beneath import open_beneath
+from ddl_airflow.core.cancellations import note_cancellation
 from ddl_airflow.core.errors import (
     JobFailed,
     JobLost,
@@ -23,10 +24,17 @@ from ddl_airflow.core.errors import (
     SubmitFailed,
 )
 from ddl_airflow.core.job import JobState, JobStatus, RankFailure
+from ddl_airflow.launchers.base import cancel_noted
 from ddl_airflow.launchers.fake import FakeLauncher
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.steps import job as steps_job
-from ddl_airflow.steps.job import RunningJob, ScheduledJob, kept_job, may_run
+from ddl_airflow.steps.job import (
+    RunningJob,
+    ScheduledJob,
+    cancel_all_noted,
+    kept_job,
+    may_run,
+)
 from tests.limits import within
 from tests.unit.ddl_airflow.conftest import FakeScheduler
 
@@ -320,7 +328,12 @@ def test_cancel_from_another_thread_ends_the_wait(job):
 def process(cluster, tmp_path):
     """process(launcher=): what a new process of the task has."""
     kept = tmp_path / "kept.json"
-    return lambda launcher=None: ScheduledJob(launcher or FakeScheduler(cluster.folder), LOG, kept)
+    noted = tmp_path / "cancellations"
+
+    def make(launcher=None):
+        return ScheduledJob(launcher or FakeScheduler(cluster.folder), LOG, kept, noted)
+
+    return make
 
 
 def test_the_first_process_leaves_nothing_and_submits(job, process, cluster, tmp_path):
@@ -363,6 +376,77 @@ def test_a_process_that_died_before_it_submitted_left_nothing(job, process, clus
         process(Refuses(cluster.folder)).submit(job().spec, tmp_path / "progress")
     assert process().adopt() is None
     assert cluster.numbers() == []
+
+
+class Slow(FakeScheduler):
+    """May take a job for a second after its submission began; and then has it."""
+
+    takes = True
+    looks = 0
+
+    def expected(self, job):
+        return replace(super().expected(job), submit_s=1.0)
+
+    def submit(self, submission):
+        self.submission = submission
+        raise KeyboardInterrupt
+
+    def find(self, handle):
+        self.looks += 1
+        if self.looks == 2 and self.takes:
+            super().submit(self.submission)
+        return super().find(handle)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_job_that_its_scheduler_takes_after_the_task_was_killed_is_found(
+    job, process, cluster, tmp_path, monkeypatch, wanted
+):
+    """A second one was submitted beside it."""
+    monkeypatch.setattr(steps_job, "_ASK_S", 0.05)
+    slow = Slow(cluster.folder)
+    with pytest.raises(KeyboardInterrupt):
+        process(slow).submit(job().spec, tmp_path / "progress")
+    if wanted:
+        assert process(slow).adopt().handle.number == 1
+        return
+    process(slow).give_up()
+    assert cluster.state(1) == "lost"
+
+
+def test_a_job_is_known_not_to_be_there_only_when_its_scheduler_can_no_longer_take_it(
+    job, process, cluster, tmp_path, monkeypatch, said
+):
+    monkeypatch.setattr(steps_job, "_ASK_S", 0.05)
+    slow = Slow(cluster.folder)
+    slow.takes = False
+    began = time.time()
+    with pytest.raises(KeyboardInterrupt):
+        process(slow).submit(job().spec, tmp_path / "progress")
+    kept = json.loads((tmp_path / "kept.json").read_text())
+    assert process(slow).adopt() is None
+    assert time.time() - began >= 1.0
+    assert any("may still take" in line for line in said())
+    # One that began long ago, or by a clock that is ahead, is not waited for any longer.
+    for started in (0.0, time.time() + 3600):
+        (tmp_path / "kept.json").write_text(json.dumps(kept | {"started": started}))
+        began = time.monotonic()
+        assert process(slow).adopt() is None
+        assert time.monotonic() - began < within(1.5)
+
+
+def test_a_task_that_is_ended_while_it_looks_for_a_job_submits_none(
+    job, process, cluster, tmp_path
+):
+    slow = Slow(cluster.folder)
+    slow.takes = False
+    with pytest.raises(KeyboardInterrupt):
+        process(slow).submit(job().spec, tmp_path / "progress")
+    one = process(slow)
+    one.cancel()
+    with pytest.raises(JobLost, match="cancelled"):
+        one.adopt()
+    assert (tmp_path / "kept.json").exists()
 
 
 @pytest.mark.parametrize("state", ["failed", "lost"])
@@ -585,6 +669,72 @@ def test_a_task_that_is_killed_while_it_submits_leaves_no_job(job, cluster, proc
     with pytest.raises(JobLost, match="cancelled"):
         one.submit(job().spec, tmp_path / "progress")
     assert cluster.status(replace(cluster.expected(job().spec), number=1)).ended
+
+
+def test_a_job_that_a_killed_task_could_not_cancel_is_given_up_by_the_next_try(
+    job, cluster, process, tmp_path
+):
+    """Airflow kills it 5 s after it has told it to end; the scheduler may need longer."""
+
+    class Away(FakeScheduler):
+        def cancel(self, handle, grace_s=0.0):
+            raise LaunchError("the controller is away")
+
+    one = process(Away(cluster.folder))
+    started = one.submit(job().spec, tmp_path / "progress")
+    with pytest.raises(LaunchError, match="away"):
+        one.cancel()
+    assert started.cancellation.exists()
+    assert process().adopt() is None
+    assert cluster.state(1) == "lost"
+    assert not started.cancellation.exists()
+
+
+def test_a_job_whose_task_was_ended_while_it_was_submitted_is_noted_to_be_cancelled(
+    job, cluster, process, tmp_path
+):
+    class Killed(FakeScheduler):
+        def submit(self, submission):
+            super().submit(submission)
+            one.cancel()
+            raise KeyboardInterrupt  # and so is the process, before it has the answer
+
+    one = process(Killed(cluster.folder))
+    with pytest.raises(KeyboardInterrupt):
+        one.submit(job().spec, tmp_path / "progress")
+    folder = tmp_path / "cancellations"
+    assert list(cancel_all_noted(folder, lambda *_: True, dry_run=True)) == [
+        "fake-scheduler job 0 (unit/train-1)"
+    ]
+    assert cluster.state(1) == "pending"
+    list(cancel_all_noted(folder, lambda *_: True))
+    assert cluster.state(1) == "lost"
+    assert list(folder.iterdir()) == []
+
+
+def test_a_job_that_its_task_has_cancelled_is_not_gone_on_with_while_it_ends(
+    job, cluster, process, tmp_path, monkeypatch
+):
+    one = process()
+    one.submit(job().spec, tmp_path / "progress")
+    with monkeypatch.context() as ending:
+        ending.setattr(FakeScheduler, "cancel", lambda *_: None)  # ranks save yet
+        one.cancel()
+    assert process().adopt() is None
+    assert cluster.state(1) == "lost"
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_note_of_a_job_that_may_still_be_taken_stays(job, cluster, process, tmp_path, late):
+    slow = Slow(cluster.folder)
+    slow.takes = False
+    with pytest.raises(KeyboardInterrupt):
+        process(slow).submit(job().spec, tmp_path / "progress")
+    noted = kept_job(tmp_path / "kept.json")
+    noted = replace(noted, started=0.0 if late else time.time() + 60)
+    note_cancellation(noted)
+    assert cancel_noted(slow, noted) is late
+    assert noted.cancellation.exists() is not late
 
 
 def test_the_end_is_said_once_and_then_forgotten(job, process, cluster, tmp_path, said):

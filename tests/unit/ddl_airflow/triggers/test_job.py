@@ -19,6 +19,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException, AirflowSecretsBacke
 from structlog.contextvars import bound_contextvars
 
 from ddl_airflow.airflow_internals import state_of_task
+from ddl_airflow.core.cancellations import note_cancellation
 from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobState, JobStatus, StartedJob
@@ -36,12 +37,14 @@ def said(capsys):
 
 
 @pytest.fixture
-def triggered(cluster, job, tmp_path):
+def triggered(cluster, job, tmp_path, monkeypatch):
     """triggered(**settings): a trigger, as it comes out of Airflow's database, of job 1."""
     submission = cluster.render(job().spec)
     reports, note = (tmp_path / "progress", 0), tmp_path / "kept" / "try-1.watched"
     note.parent.mkdir()
-    started = StartedJob(cluster.submit(submission), time.time(), {}, reports, note)
+    noted = tmp_path / "cancellations" / "1.json"
+    started = StartedJob(cluster.submit(submission), time.time(), {}, reports, note, noted)
+    monkeypatch.setattr("ddl_airflow.triggers.job._LOOKED", {})
 
     def make(**settings):
         path, arguments = JobTrigger(started.dump(), interval_s=0.01, **settings).serialize()
@@ -374,6 +377,84 @@ def test_on_kill_that_is_itself_cancelled_ends_the_job_all_the_same(
 
     asyncio.run(cancelled_again())
     assert cluster.status(triggered.started.handle).ended
+
+
+@pytest.fixture
+def another(triggered, cluster, job, tmp_path):
+    """another(): the trigger of job 2, which another task waits for."""
+    spec = replace(job().spec, job_id="other/train-1")
+    handle = cluster.submit(cluster.render(spec))
+    path = tmp_path / "cancellations" / "2.json"
+    started = StartedJob(handle, time.time(), {}, None, None, path)
+    return lambda: JobTrigger(started.dump(), interval_s=0.01)
+
+
+def test_a_job_that_could_not_be_cancelled_is_after_the_triggerer_has_started_again(
+    triggered, another, cluster, said, deferred_as, monkeypatch
+):
+    """Its task has ended, so it has no trigger any more: it ran on."""
+    monkeypatch.setattr("ddl_airflow.triggers.job._AGAIN_S", 0.01)
+    cluster.set(1, "running")
+    trigger = triggered()
+    trigger._task_instance = deferred_as("failed")
+    cancel = FakeScheduler.cancel
+
+    def away(*words):
+        raise LaunchError("the controller is away")
+
+    monkeypatch.setattr(FakeScheduler, "cancel", away)
+    with suppress(TimeoutError):
+        asyncio.run(asyncio.wait_for(trigger.on_kill(), 0.5))
+    assert cluster.state(1) == "running" and "cannot cancel" in said()
+    monkeypatch.setattr(FakeScheduler, "cancel", cancel)
+    # What a restarted triggerer runs.
+    events(another(), *[lambda: None] * 5, lambda: cluster.set(2, "succeeded"))
+    assert cluster.state(1) == "lost"
+    assert "cancelled fake-scheduler job 1, as was noted" in said()
+    assert not triggered.started.cancellation.exists()
+
+
+def test_a_scheduler_that_is_away_when_the_triggerer_starts_is_asked_again(
+    triggered, another, cluster, monkeypatch, said
+):
+    monkeypatch.setattr("ddl_airflow.triggers.job._NOTED_S", 0.01)
+    cluster.set(1, "running")
+    note_cancellation(triggered.started)
+    (triggered.started.cancellation.parent / "odd.json").write_text("{}")
+    calls = []
+    monkeypatch.setattr(
+        FakeScheduler,
+        "cancel",
+        failing(calls, 2, FakeScheduler.cancel, LaunchError("connect failure.")),
+    )
+    changes = [lambda: None] * 40
+    events(another(), *changes, lambda: cluster.set(2, "succeeded"))
+    assert (len(calls), cluster.state(1)) == (3, "lost")
+    assert "cannot cancel fake-scheduler job 1 yet, as is noted: connect failure." in said()
+
+
+@pytest.mark.parametrize(
+    ("state", "ended"),
+    [("failed", True), ("success", True), (None, True), ("deferred", False), ("running", False)],
+)
+def test_the_job_of_a_task_that_could_not_defer_is_cancelled(
+    triggered, another, cluster, deferred_as, state, ended
+):
+    """A person ended it in that moment: Airflow tells it to nobody."""
+    cluster.set(1, "running")
+    deferred_as(state)
+    task = {"dag_id": "dag", "task_id": "train", "run_id": "run", "map_index": -1}
+    note_cancellation(triggered.started, task)
+    events(another(), *[lambda: None] * 5, lambda: cluster.set(2, "succeeded"))
+    assert cluster.state(1) == ("lost" if ended else "running")
+    assert triggered.started.cancellation.exists() is not ended
+
+
+def test_what_a_trigger_waits_for_is_not_cancelled_by_another(triggered, cluster):
+    task = {"dag_id": "dag", "task_id": "train", "run_id": "run", "map_index": -1}
+    note_cancellation(triggered.started, task)
+    events(triggered(), lambda: None, lambda: cluster.set(1, "succeeded"))
+    assert not triggered.started.cancellation.exists()
 
 
 def test_on_kill_in_a_triggerer_that_slept_leaves_the_job_to_another(

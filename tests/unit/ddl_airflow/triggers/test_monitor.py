@@ -186,8 +186,16 @@ def counted(tmp_path, monkeypatch):
 
 
 def test_hundreds_of_slurm_jobs_start_one_process_per_look(tmp_path, counted):
-    line = "{0}|{1}|None|n1|2026-11-21T17:27:44|2026-11-21T18:28:45|0:05|gpu|1|1|digits/train-{0}\n"
-    (tmp_path / "jobs").write_text("".join(line.format(n, "RUNNING") for n in range(1, JOBS + 1)))
+    times = "2026-11-21T17:27:44|2026-11-21T18:28:45|0:05"
+    line = f"{{0}}|{{1}}|None|n1|{times}|gpu|1|1|digits/train-{{0}}|/code\x1e\n".replace(
+        "|", "\x1f"
+    )
+
+    def answer(state):
+        jobs = ((n, state) for n in range(1, JOBS + 1))
+        return "".join(line.format(*job) for job in (("JOBID", "STATE"), *jobs))
+
+    (tmp_path / "jobs").write_text(answer("RUNNING"))
     triggers = []
     for number in range(1, JOBS + 1):
         handle = handle_of(number, tmp_path / str(number))
@@ -199,8 +207,7 @@ def test_hundreds_of_slurm_jobs_start_one_process_per_look(tmp_path, counted):
         ends = [asyncio.create_task(anext(trigger.run())) for trigger in triggers]
         while counted("squeue") < 3:
             await asyncio.sleep(0.05)
-        text = "".join(line.format(n, "CANCELLED") for n in range(1, JOBS + 1))
-        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").write_text(answer("CANCELLED"))
         (tmp_path / "new").rename(tmp_path / "jobs")
         return await asyncio.gather(*ends)
 
