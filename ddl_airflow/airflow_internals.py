@@ -733,8 +733,8 @@ def form_of(task_instance: Any, asked: Mapping[str, Any]) -> tuple[str, list[str
     A task that is cleared or tried again keeps the form of its first try, without the answer, and
     nobody can change the text in it: ``upsert_hitl_detail`` in
     ``airflow/api_fastapi/execution_api/routes/hitl.py`` leaves it as it is and returns it, which
-    ``airflow/sdk/execution_time/hitl.py`` drops. Seen in 3.3.2. Without it a person may approve
-    what they were shown nothing of.
+    ``airflow/sdk/execution_time/hitl.py`` drops. Seen in 3.3.2; in 3.4.0b2 the form is made anew.
+    Without it a person may approve what they were shown nothing of.
 
     Args:
         task_instance: of this task.

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 
+import airflow
 import pytest
 from airflow.api_fastapi.execution_api.datamodels.hitl import HITLDetailRequest
 from airflow.api_fastapi.execution_api.routes.hitl import upsert_hitl_detail
@@ -18,6 +19,7 @@ from airflow.sdk.execution_time.comms import CreateHITLDetailPayload, HITLDetail
 from airflow.serialization.serialized_objects import DagSerialization, LazyDeserializedDAG
 from airflow.utils.state import DagRunState
 from airflow.utils.types import DagRunTriggeredByType, DagRunType
+from packaging.version import Version
 from sqlalchemy import select
 
 from ddl_airflow.core.errors import StagingError
@@ -26,6 +28,9 @@ from ddl_airflow.core.plan import ApproveStep, StoreReference
 from ddl_airflow.lineage.record import fix_run
 from ddl_airflow.operators.approve import ApproveOperator
 from ddl_airflow.site import training_of
+
+# Of a task that is tried again; since 3.4 it gets another one.
+KEEPS_FORMS = Version(airflow.__version__) < Version("3.4.0b1")
 
 
 @pytest.fixture
@@ -183,6 +188,11 @@ class Form:
         with self._database() as session:
             return ended, session.scalar(select(HITLDetail.body).where(HITLDetail.ti_id == ti_id))
 
+    def counts(self):
+        """What counts when nobody answers."""
+        with self._database() as session:
+            return session.scalar(select(HITLDetail.defaults))
+
     def answer(self, option):
         with self._database() as session:
             form = session.scalar(select(HITLDetail))
@@ -206,7 +216,9 @@ def test_nobody_is_asked_about_a_model_with_the_numbers_of_another(form, answere
         form.answer("Reject")
     form.clear()
     ended, shown = form.asks("accuracy 0.71")
-    # Airflow keeps the form that it has.
+    if not KEEPS_FORMS:
+        assert (ended.state, shown) == ("awaiting_input", "accuracy 0.71")
+        return
     assert (ended.state, shown) == ("failed", "accuracy 0.96")
     assert isinstance(ended.error, AirflowFailException)
     assert "Airflow still shows the form of an earlier try" in str(ended.error)
@@ -224,7 +236,10 @@ def test_what_counts_when_nobody_answers_is_what_the_manifest_says_now(form):
     assert form.asks("accuracy 0.96", timeout_s=60, then="approve")[0].state == "awaiting_input"
     form.clear()
     ended, _ = form.asks("accuracy 0.96", timeout_s=60, then="reject")
-    assert ended.state == "failed" and "Approve" in str(ended.error)
+    if KEEPS_FORMS:
+        assert ended.state == "failed" and "Approve" in str(ended.error)
+    else:
+        assert ended.state == "awaiting_input" and form.counts() == ["Reject"]
     assert form.asks("accuracy 0.96", timeout_s=90, then="approve")[0].state == "awaiting_input"
     form.clear()
     assert form.asks("accuracy 0.96")[0].state == "awaiting_input"  # without an end
