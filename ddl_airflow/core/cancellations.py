@@ -63,15 +63,23 @@ def cancellation_of(started: StartedJob) -> Cancellation | None:
 
 
 def cancellations_in(folder: Path) -> list[Cancellation]:
-    """All that are noted."""
-    found = map(_read, sorted(folder.glob("*.json")))
-    return [one for one in found if one is not None]
+    """All that are noted; each that cannot be read is only said."""
+    try:
+        paths = sorted(folder.glob("*.json"))
+    except OSError as error:
+        _log.warning("%s cannot be listed: which jobs are to be cancelled? %s", folder, error)
+        return []
+    return [one for one in map(_read, paths) if one is not None]
 
 
 def drop_cancellation(started: StartedJob) -> None:
     """It was done, or nobody wants it any more."""
-    if started.cancellation is not None:
-        started.cancellation.unlink(missing_ok=True)
+    if (path := started.cancellation) is None:
+        return
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:  # a job that has ended is cancelled once more, which does nothing
+        _log.warning("%s: that the job was cancelled cannot be noted: %s", path, error)
 
 
 def drop_conditional(started: StartedJob) -> None:
@@ -86,6 +94,6 @@ def _read(path: Path) -> Cancellation | None:
         return Cancellation(StartedJob.load(said["job"]), said["task"])
     except FileNotFoundError:
         return None
-    except (FileRefused, KeyError, TypeError, ValueError) as error:
+    except (FileRefused, OSError, KeyError, TypeError, ValueError) as error:
         _log.warning("%s does not say which job is to be cancelled: %s. Remove it.", path, error)
         return None

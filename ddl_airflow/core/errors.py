@@ -177,7 +177,17 @@ class CommandInvalid(LaunchError):
 
 
 class SubmitFailed(LaunchError):
-    """The launcher could not start anything."""
+    """The launcher could not start anything.
+
+    Attributes:
+        refused: whether the scheduler said so; else it may have the job, and its answer was lost.
+    """
+
+    def __init__(
+        self, message: str, *, retryable: bool | None = None, refused: bool = False
+    ) -> None:
+        super().__init__(message, retryable=retryable)
+        self.refused = refused or self.retryable is False
 
 
 class JobFailed(LaunchError):

@@ -20,6 +20,8 @@ from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, StartedJob, Subm
 
 # Airflow kills a task 5 s after SIGTERM; the ranks must be gone before.
 GRACE_S = 3.0
+# So long a submission may take of which the scheduler's own limit is not known.
+_SUBMITTED_S = 60.0
 # More than Slurm's KillWait, after which it kills what did not end by itself. The grace of a handle
 # is to be added.
 END_S = 120.0
@@ -141,15 +143,16 @@ def cancel_noted(scheduler: Scheduler, started: StartedJob) -> bool:
     """Cancels a job of which it is noted that it is to be; the note then goes.
 
     Returns:
-        Whether it has: where there is no such job, the scheduler may still take it.
+        Whether it was; not so where there is no such job. Then the note stays while the scheduler
+        may still take it.
 
     Raises:
         LaunchError: the scheduler does not answer.
     """
     handle = scheduler.find(started.handle)
-    if not handle.number and time.time() < started.started + handle.submit_s:
-        return False
     if handle.number:
         scheduler.cancel(handle, GRACE_S)
+    elif time.time() < started.started + max(handle.submit_s, _SUBMITTED_S):
+        return False
     drop_cancellation(started)
-    return True
+    return handle.number != 0

@@ -579,10 +579,22 @@ def _silent(program: str, said: subprocess.CompletedProcess[str]) -> LaunchError
     return LaunchError(f"{program}: {_last_line(said.stderr)}. Is Slurm's controller up?")
 
 
+# How sbatch ends with what the controller said, and those of the texts that are sbatch's own, of a
+# controller that did not answer. Source: slurm/slurm_errno.h
+_WHY_REFUSED = re.compile(r"Batch job submission failed: (.*)")
+_NO_ANSWER = re.compile(
+    r"contact|communicat|connect|timed out|temporarily|unavailable|bytes were transmitted|"
+    r"unexpected message|input/output",
+    re.IGNORECASE,
+)
+
+
 def _refused(said: str) -> SubmitFailed:
     fixes = [fix for words, fix in _REFUSALS.items() if words in said.lower()]
-    message = f"Slurm does not take the job: {_lines(said)}."
-    return SubmitFailed(" ".join([message, *fixes[:1]]), retryable=not fixes)
+    message = " ".join([f"Slurm does not take the job: {_lines(said)}.", *fixes[:1]])
+    why = _WHY_REFUSED.search(said)
+    refused = why is not None and not _NO_ANSWER.search(why[1])
+    return SubmitFailed(message, retryable=not fixes, refused=refused)
 
 
 def _said_lines(said: str) -> list[str]:
@@ -657,6 +669,11 @@ def _slurm(
             check=False,
             start_new_session=True,  # a signal to the task must not cut a submission in two
         )
+    except (FileNotFoundError, PermissionError) as error:  # what starts it: sudo, timeout
+        raise SubmitFailed(
+            f"{error.filename}: {error.strerror}. Install it on this host; {argv[0]} is run by it.",
+            retryable=False,
+        ) from error
     except subprocess.TimeoutExpired as error:
         said = error.stderr or ""
         if isinstance(said, bytes):  # whatever was asked for

@@ -22,7 +22,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -35,10 +34,10 @@ from typing import IO
 
 from ddl_airflow.core.errors import LaunchError
 from ddl_airflow.core.job import JobHandle
-from ddl_airflow.launchers import tether
 from ddl_airflow.launchers.base import END_S, GRACE_S
 from ddl_airflow.launchers.processes import kill_marked
 from ddl_airflow.launchers.records import over_since
+from ddl_airflow.launchers.tether import tethered
 
 _MARK = "DDL_RECORD_DIR"
 _CHUNK = 1 << 16
@@ -244,7 +243,7 @@ class _Job:
 
     def _start(self, argv: Sequence[str], address: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-SE", tether.__file__, str(os.getpid()), *argv],
+            tethered(argv),
             cwd=self._folder,
             env={**self._environ, **({} if self._relayed else {"DDL_OUTPUT": address})},
             stdin=subprocess.DEVNULL,

@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import shutil
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -59,6 +60,8 @@ _POLL_S = 0.1
 _ASK_S = 1.0
 # As often as a trigger looks at a job, by default.
 _LOOK_S = 5.0
+# Of the 5 s that Airflow gives a task to end, a workspace that hangs takes no more.
+_NOTING_S = 1.0
 # A scheduler that hung first takes what it was asked for meanwhile.
 _SOON_S = 5.0
 _SAY_EVERY_S = 2.0
@@ -394,15 +397,20 @@ def cancel_all_noted(
 
     for noted in cancellations_in(folder):
         handle, task = noted.started.handle, noted.task
-        if task is not None and run_is_open(task["dag_id"], task["run_id"]):
-            continue
         try:
+            if task is not None and run_is_open(task["dag_id"], task["run_id"]):
+                continue
             scheduler = launcher(handle.kind, None, connections)
             assert isinstance(scheduler, Scheduler), handle.kind
-            if dry_run or cancel_noted(scheduler, noted.started):
+            cancelled = dry_run or cancel_noted(scheduler, noted.started)
+        except Exception as error:  # whatever it is, the others are cancelled
+            _log.warning(
+                "%s cannot be cancelled: %s. If it is gone for good, remove %s.",
+                *(_name(handle), error, noted.started.cancellation),
+            )
+        else:
+            if cancelled:
                 yield _name(handle)
-        except DdlError as error:
-            _log.warning("%s cannot be cancelled yet: %s", _name(handle), error)
 
 
 class ScheduledJob(RunningJob):
@@ -491,14 +499,15 @@ class ScheduledJob(RunningJob):
             cancellation_file(self._cancellations, job.job_id),
         )
         drop_cancellation(started)
+        self._started = started  # from here on, being cancelled is noted
         if self._cancelled:
+            drop_cancellation(started)
             raise JobLost(f"job {job.job_id} was cancelled before it was submitted")
         self._keep(started)
-        self._started = started
         try:
             started = replace(started, handle=self._launcher.submit(submission))
         except SubmitFailed as refused:
-            if not refused.retryable:  # else the job may be there, and the answer was lost
+            if refused.refused:
                 self.drop_note()
                 drop_cancellation(started)
             raise
@@ -537,13 +546,18 @@ class ScheduledJob(RunningJob):
         Airflow gives this a few seconds, and the scheduler may need longer: so it is noted first,
         also of a job that is just being submitted.
         """
+        noting = threading.Thread(target=self._note_cancellation, daemon=True)
+        noting.start()
+        noting.join(_NOTING_S)
+        super().cancel()
+        if self._handle is not None and self._started is not None and not noting.is_alive():
+            drop_cancellation(self._started)
+
+    def _note_cancellation(self) -> None:
         if self._started is not None:
             note_cancellation(self._started)
             with suppress(OSError):  # so that the next try waits for its end, as for an orphan's
                 self._started.mark_monitored()
-        super().cancel()
-        if self._handle is not None and self._started is not None:
-            drop_cancellation(self._started)
 
     def cancel_orphan(self) -> None:
         """Cancels what an earlier process left, if it still runs; nobody goes on with it."""
@@ -595,6 +609,7 @@ class ScheduledJob(RunningJob):
         left_s = min(max(started.started + most_s - time.time(), _SOON_S), most_s)
         deadline = time.monotonic() + left_s
         said = False
+        wait_s = _ASK_S
         while True:
             late = time.monotonic() >= deadline
             handle = self._launcher.find(started.handle)
@@ -608,7 +623,8 @@ class ScheduledJob(RunningJob):
                     "job %s was not found, and %s may still take it: looking for %.0f s",
                     *(handle.job_id, handle.kind, left_s),
                 )
-            time.sleep(_ASK_S)
+            time.sleep(min(wait_s, max(0.0, deadline - time.monotonic())))
+            wait_s = min(1.5 * wait_s, _LOOK_S)
 
     def _give_up(self, handle: JobHandle) -> None:
         self._log.info("%s was given up; waiting for its end", _name(handle))

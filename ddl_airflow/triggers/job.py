@@ -43,6 +43,9 @@ _PASSES_S = 600.0
 # Between two looks of a triggerer at the jobs that are still to be cancelled.
 _NOTED_S = 60.0
 _LOOKED: dict[Path, float] = {}  # when it looked last at each folder with notes of them
+_SAID: dict[Path | None, str] = {}  # why one could not be
+# A workspace that hangs keeps no job from being cancelled.
+_NOTING_S = 2.0
 # Of a task that has ended; None: its run was deleted, or it was cleared and has no state yet.
 _OVER = (*("success", "failed", "skipped", "upstream_failed", "removed"), None)
 # Connections by their ids, and when they were looked up; for so long they are not asked for again.
@@ -154,9 +157,11 @@ class JobTrigger(BaseTrigger):
         if await self._still_deferred():
             self.log.info("%s goes on: another triggerer waits for it now", self._name)
             return
-        await in_workspace(note_cancellation, self._started)
+        noting = asyncio.ensure_future(in_workspace(note_cancellation, self._started))
+        await asyncio.wait([noting], timeout=_NOTING_S)
         await self._cancel()
         self.log.info("cancelled %s", self._name)
+        await noting
         await in_workspace(drop_cancellation, self._started)
 
     def _cancel_noted_now_and_then(self) -> None:
@@ -176,8 +181,6 @@ class JobTrigger(BaseTrigger):
             for one in await in_workspace(cancellations_in, folder):
                 if one.started.cancellation != self._started.cancellation:
                     await self._cancel_one_noted(one)
-        except OSError as error:
-            self.log.warning("jobs that are to be cancelled are not known: %s", error)
         finally:
             _LOOKED[folder] = time.monotonic()
 
@@ -193,7 +196,14 @@ class JobTrigger(BaseTrigger):
             if await cancelling(handle.kind, cancel_noted, scheduler, one.started):
                 self.log.info("cancelled %s, as was noted", name)
         except Exception as error:  # of another job: it must not end this trigger
-            self.log.warning("cannot cancel %s yet, as is noted: %s", name, _words(error))
+            path, said = one.started.cancellation, _words(error)
+            if _SAID.get(path) != said:
+                _SAID[path] = said
+                self.log.warning(
+                    "another job cannot be cancelled yet, as %s notes: %s. If it is gone for good, "
+                    "remove that file.",
+                    *(path, said),
+                )
 
     async def _still_deferred(self) -> bool:
         if (task := self.task_instance) is None:

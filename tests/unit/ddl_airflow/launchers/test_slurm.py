@@ -258,20 +258,28 @@ def test_a_refusal_names_its_fix_and_is_not_retried(tmp_path, says, said, fix):
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "refused"),
     [
-        f"sbatch: error: Batch job submission failed: {AWAY}",
-        "sbatch: error: Batch job submission failed: Protocol authentication error",
-        "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job "
-        "submit limit, user's size and/or time limits)",
-        "",
+        (f"sbatch: error: Batch job submission failed: {AWAY}", False),
+        (
+            "sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received",
+            False,
+        ),
+        ("sbatch: error: Batch job submission failed: Protocol authentication error", True),
+        (
+            "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job "
+            "submit limit, user's size and/or time limits)",
+            True,
+        ),
+        ("", False),
     ],
 )
-def test_what_may_pass_is_tried_again(tmp_path, says, said):
+def test_what_may_pass_is_tried_again(tmp_path, says, said, refused):
+    """The next try looks for the job where Slurm did not say that it has none."""
     says("sbatch", error=said, code=1)
     with pytest.raises(SubmitFailed) as caught:
         submitted(tmp_path)
-    assert caught.value.retryable is True
+    assert (caught.value.retryable, caught.value.refused) == (True, refused)
 
 
 def test_a_job_that_slurm_took_though_it_answered_too_late_is_found(tmp_path, says):
@@ -362,6 +370,15 @@ def test_a_job_in_a_partition_that_slurm_hides_is_found(says, handle):
     slurm, lost = SlurmLauncher(), replace(handle, number=0)
     assert slurm.find(lost).number == 12
     assert "partition gpu allows 1" in slurm.status(lost).reason
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to run as another user")
+def test_a_host_without_what_starts_its_commands_says_so(tmp_path, says, handle):
+    says("squeue", queued("PENDING"))
+    (tmp_path / "bin" / "timeout").write_text("not a program")  # as one that nobody may run
+    with pytest.raises(SubmitFailed, match="timeout: Permission denied. Install it") as caught:
+        SlurmLauncher().status(replace(handle, user="nobody"))
+    assert caught.value.retryable is False
 
 
 def test_a_host_without_slurm_says_so(tmp_path, says):

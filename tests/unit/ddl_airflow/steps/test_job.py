@@ -585,13 +585,13 @@ def test_a_job_of_which_nothing_is_known_may_run(
 def test_a_job_that_is_refused_for_good_is_not_looked_for(job, process, cluster, tmp_path):
     class Refuses(FakeScheduler):
         def submit(self, submission):
-            raise SubmitFailed("no such partition", retryable=retryable)
+            raise SubmitFailed("no such partition", retryable=retryable, refused=refused)
 
-    for retryable in (True, False):
+    for retryable, refused in ((True, False), (True, True), (False, False)):
         one = process(Refuses(cluster.folder))
         with pytest.raises(SubmitFailed):
             one.submit(job().spec, tmp_path / "progress")
-        assert one._kept.exists() is retryable
+        assert one._kept.exists() is (retryable and not refused)
 
 
 def test_a_job_that_made_room_and_was_not_dealt_with_is_said(job, process, cluster, tmp_path):
@@ -731,10 +731,36 @@ def test_a_note_of_a_job_that_may_still_be_taken_stays(job, cluster, process, tm
     with pytest.raises(KeyboardInterrupt):
         process(slow).submit(job().spec, tmp_path / "progress")
     noted = kept_job(tmp_path / "kept.json")
-    noted = replace(noted, started=0.0 if late else time.time() + 60)
+    noted = replace(noted, started=0.0 if late else time.time())
     note_cancellation(noted)
-    assert cancel_noted(slow, noted) is late
+    assert not cancel_noted(slow, noted)  # there is none
     assert noted.cancellation.exists() is not late
+
+
+def test_a_note_that_cannot_be_read_or_done_keeps_no_other_job(job, cluster, process, tmp_path):
+    process().submit(job().spec, tmp_path / "progress")
+    noted = kept_job(tmp_path / "kept.json")
+    note_cancellation(noted)
+    unknown = replace(noted, cancellation=noted.cancellation.with_name("0.json"))
+    note_cancellation(replace(unknown, handle=replace(noted.handle, kind="gone")))
+    noted.cancellation.with_name("1.json").mkdir()
+    folder = noted.cancellation.parent
+    assert list(cancel_all_noted(folder, lambda *_: True)) == [
+        "fake-scheduler job 1 (unit/train-1)"
+    ]
+    assert cluster.state(1) == "lost" and not noted.cancellation.exists()
+    assert list(cancel_all_noted(tmp_path / "kept.json", lambda *_: True)) == []
+
+
+def test_a_workspace_that_hangs_keeps_no_job_from_being_cancelled(
+    job, cluster, process, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(steps_job, "_NOTING_S", 0.1)
+    monkeypatch.setattr(steps_job, "note_cancellation", lambda *_: time.sleep(30))
+    one = process()
+    one.submit(job().spec, tmp_path / "progress")
+    one.cancel()
+    assert cluster.state(1) == "lost"
 
 
 def test_the_end_is_said_once_and_then_forgotten(job, process, cluster, tmp_path, said):

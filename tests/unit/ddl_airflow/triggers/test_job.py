@@ -7,6 +7,7 @@ import errno
 import json
 import re
 import shutil
+import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -430,7 +431,29 @@ def test_a_scheduler_that_is_away_when_the_triggerer_starts_is_asked_again(
     changes = [lambda: None] * 40
     events(another(), *changes, lambda: cluster.set(2, "succeeded"))
     assert (len(calls), cluster.state(1)) == (3, "lost")
-    assert "cannot cancel fake-scheduler job 1 yet, as is noted: connect failure." in said()
+    noted = triggered.started.cancellation
+    words = f"another job cannot be cancelled yet, as {noted} notes: connect failure."
+    assert said().count(words) == 1
+
+
+def test_a_workspace_that_hangs_keeps_no_job_from_being_cancelled(
+    triggered, cluster, deferred_as, monkeypatch
+):
+    monkeypatch.setattr("ddl_airflow.triggers.job._NOTING_S", 0.1)
+    back = threading.Event()
+    monkeypatch.setattr("ddl_airflow.triggers.job.note_cancellation", lambda *_: back.wait(30))
+    cluster.set(1, "running")
+    trigger = triggered()
+    trigger._task_instance = deferred_as("failed")
+
+    async def kill() -> None:
+        killing = asyncio.ensure_future(trigger.on_kill())
+        while cluster.state(1) != "lost":
+            await asyncio.sleep(0.01)
+        back.set()
+        await killing
+
+    asyncio.run(asyncio.wait_for(kill(), within(20)))
 
 
 @pytest.mark.parametrize(
