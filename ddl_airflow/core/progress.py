@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 from collections import deque
@@ -37,7 +38,7 @@ _MOST_STALE = 3  # times that it is read once more
 MAX_LINE = 16 * 1024
 MAX_FIELDS = 100  # metrics that are kept, too
 _MAX_TEXT = 200
-_LARGEST = 2**63
+LARGEST = 2**63
 # Of what is counted, which JavaScript, too, can tell from the next: the page draws it.
 _COUNTED = frozenset({"step", "steps", "epoch"})
 _LARGEST_COUNT = 2**53 - 1
@@ -63,12 +64,14 @@ def read_line(line: str | bytes) -> dict[str, float | int | str] | None:
     for name, value in said.items():
         if not is_text(name):
             return None
-        largest = _LARGEST_COUNT if name in _COUNTED else _LARGEST
+        largest = _LARGEST_COUNT if name in _COUNTED else LARGEST
         if isinstance(value, float) or is_word(value):
             if name not in ABOUT_RUN:
                 fields[name] = spelled(number_of(value))
             elif isinstance(value, float) and abs(value) <= largest:  # not so NaN
                 fields[name] = value
+            elif isinstance(value, float) and name == "step" and math.isfinite(value):
+                return None
         elif isinstance(value, int):  # or a bool
             if abs(value) > largest:
                 return None

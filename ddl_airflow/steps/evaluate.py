@@ -22,7 +22,7 @@ from ddl_airflow.core.metrics import (
     shown,
 )
 from ddl_airflow.core.plan import EvaluateStep, smaller_is_better
-from ddl_airflow.core.progress import MAX_FIELDS, is_text
+from ddl_airflow.core.progress import LARGEST, MAX_FIELDS, is_text
 from ddl_airflow.lineage.production import (
     PRODUCTION,
     Pointer,
@@ -221,10 +221,7 @@ def _read(layout: RunLayout, command: str) -> dict[str, float]:
             raise ValueError(f"it has {len(said):,}, and at most {MAX_FIELDS} are kept")
         if long := [name for name in said if not is_text(name)]:
             raise ValueError(f"{long[0][:50]!r}... is too long for a name, or is no UTF-8")
-        for value in said.values():
-            float(value)  # else it is none
-        # A whole number keeps its digits.
-        return {name: value if type(value) is int else float(value) for name, value in said.items()}
+        return {name: _exact(value) for name, value in said.items()}
     except FileNotFoundError:
         problem = "wrote no $EVALUATION"
     except (ValueError, TypeError, OverflowError, FileRefused) as error:
@@ -232,6 +229,12 @@ def _read(layout: RunLayout, command: str) -> dict[str, float]:
     raise EvaluationInvalid(
         f'evaluation.command {command!r} {problem}. Write {{"accuracy": 0.97}}.'
     )
+
+
+def _exact(value: Any) -> float:
+    """The number; a whole one keeps its digits, as long as XCom, too, can have it as one."""
+    number = float(value)  # raises, if it is none
+    return value if type(value) is int and abs(value) <= LARGEST else number
 
 
 def _table(

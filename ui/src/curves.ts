@@ -39,7 +39,7 @@ function merged(known: Part, more: Part): Part {
     }));
     return { ...known, steps, values, means, gaps: gapsOf(steps, values, known.gaps.concat(more.gaps)) };
   }
-  return { ...asOne([known, more]), job: known.job };
+  return { ...asOne([known, more], false), job: known.job };
 }
 
 export function taken(known: Known, news: Curves): Known {
@@ -80,17 +80,22 @@ export function smoothed({ steps, values, means }: Omit<Part, "job">, weight: nu
   return { steps: from.steps, values: smooth };
 }
 
-// Of a step that several reported, what the last one did.
-function joined(all: Points[]): Points {
-  const known = new Map<number, number | null>();
-  for (const one of all) one.steps.forEach((step, index) => known.set(step, one.values[index] ?? null));
+// Of a step that several reported, what the last one did; of tries of a whole stretch, for where
+// points are left out, each has others.
+function joined(all: Points[], tries: boolean): Points {
+  let known = new Map<number, number | null>();
+  for (const one of all) {
+    const [first, last] = [one.steps[0] ?? Infinity, one.steps.at(-1) ?? -Infinity];
+    if (tries) known = new Map([...known].filter(([step]) => step < first || step > last));
+    one.steps.forEach((step, index) => known.set(step, one.values[index] ?? null));
+  }
   const steps = [...known.keys()].sort((a, b) => a - b);
   return { steps, values: steps.map((step) => known.get(step)!) };
 }
 
 // One curve of all parts, as of all tries.
-export function asOne(parts: Part[]): Part {
-  const { steps, values } = joined(parts);
+export function asOne(parts: Part[], tries = true): Part {
+  const { steps, values } = joined(parts, tries);
   const gaps = gapsOf(steps, values, parts.flatMap((part) => part.gaps));
-  return { job: 0, steps, values, gaps, means: meansOf(parts, joined) };
+  return { job: 0, steps, values, gaps, means: meansOf(parts, (all) => joined(all, tries)) };
 }

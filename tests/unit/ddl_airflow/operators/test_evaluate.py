@@ -253,9 +253,11 @@ def test_the_manifests_own_command_measures(evaluate):
 
 
 def test_a_whole_number_keeps_all_its_digits(evaluate):
-    script = MANY.format({"accuracy": 0.75, "rows": 2**53 + 1, "none": True})
-    said = evaluate(script, metric="accuracy", minimum=0.5)["metrics"]
-    assert (said["rows"], said["none"]) == (2**53 + 1, 1.0)
+    """Up to those that Airflow's messages, as XCom, can have as one."""
+    told = {"accuracy": 0.75, "rows": 2**53 + 1, "none": True, "flops": 10**20}
+    said = evaluate(MANY.format(told), metric="accuracy", minimum=0.5)["metrics"]
+    assert (said["rows"], said["none"], said["flops"]) == (2**53 + 1, 1.0, 1e20)
+    assert type(said["flops"]) is float
 
 
 MANY = "import json, os; json.dump({}, open(os.environ['EVALUATION'], 'w'))"

@@ -703,6 +703,22 @@ def test_a_comparison_of_what_never_ends_is_shown_and_asks_no_more(tab, publishe
     assert asked[1] - asked[0] > 0.1  # others are served in between
 
 
+def test_a_try_that_went_back_is_compared_by_its_own_numbers(tab, published):
+    """Where points are left out, the try before it has others."""
+    page, frame = tab("")
+    for one in ("digits/run", "mnist-tf1/first"):
+        frame.get_by_label(f"Compare {one}").check()
+    first = {"job": 0, "steps": [0, 2, 5, 7, 9], "values": [1.0, 1.0, 90.0, 95.0, 99.0], "gaps": []}
+    second = {"job": 1, "steps": [4, 6, 8, 10], "values": [1.0, 1.0, 1.0, 1.0], "gaps": []}
+    curve = {"name": "loss", "measured_on": "", "parts": [first, second]}
+    told = {"curves": [curve], "cursor": "", "more": False, "again": False}
+    page.route("**/ddl/curves/**", lambda route: route.fulfill(json=told))
+    frame.get_by_role("link", name="Compare the two").click()
+    loss = frame.locator("figure", has=frame.locator("h3", has_text="loss"))
+    loss.locator("summary").click()
+    expect(loss.locator("tbody th")).to_have_text(["0", "2", "4", "6", "8", "10"])
+
+
 def test_trainings_of_a_dag(tab, published):
     _, frame = tab("dag_id=digits&run_id={RUN_ID}")
     expect(frame.locator("#trainings tbody tr")).to_have_count(1)
