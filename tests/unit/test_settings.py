@@ -11,8 +11,9 @@ from ddl_ops.environment import SETTINGS
 from ddl_airflow.launchers.local import inherited
 
 ROOT = Path(__file__).parents[2]
-# Set for each job by the train task; a value from the worker's environment would be of another.
-_OF_ONE_JOB = {"DDL_PROGRESS", "DDL_STATS", "DDL_TIMELINE", "DDL_OPTIONS"}
+# Set for each job by the train task or its command; a value from the worker's environment would be
+# of another.
+_OF_ONE_JOB = {"DDL_PROGRESS", "DDL_STATS", "DDL_TIMELINE", "DDL_OPTIONS", "DDL_GPUS"}
 
 
 def _read_by_python() -> set[str]:

@@ -3,7 +3,7 @@
 With DDL_OPTIONS in the environment (ddl-run sets it), `import ddl` starts communication and hooks
 the optimizers of tf.compat.v1.train, those of Keras 2 in TensorFlow 1 mode and the variable
 initialisers. Without it, a script calls ddl.init() and the functions here. Either way each rank
-sees a GPU of its own.
+sees a GPU of its own, unless DDL_GPUS=all.
 Outside mpirun there is one rank, and what needs others raises RuntimeError. For Keras 3 see
 ddl.keras, for files of data that still come ddl.data.
 """

@@ -134,6 +134,20 @@ def wire_dtype(environ: Mapping[str, str] | None = None) -> str | None:
     return text
 
 
+def sees_all_gpus(environ: Mapping[str, str] | None = None) -> bool:
+    """DDL_GPUS: whether each rank sees all GPUs of its host, "all"; unset, it sees its own.
+
+    Raises RuntimeError if it is something else.
+    """
+    text = (os.environ if environ is None else environ).get("DDL_GPUS")
+    if text not in (None, "all"):
+        raise RuntimeError(
+            f"DDL_GPUS is {text!r}. Give all, or unset it to show each rank its own GPU. How "
+            "tensors of GPUs are reduced is what DDL_GPU says."
+        )
+    return text == "all"
+
+
 # Every variable of ours, whoever reads it: docs/ops.md and docs/process-contract.md say what each
 # is for.
 SETTINGS = frozenset(
@@ -142,7 +156,7 @@ SETTINGS = frozenset(
     DDL_HOSTID DDL_THREADS DDL_GPU DDL_PROGRESS DDL_PROVE DDL_TIMELINE DDL_STATS DDL_LOG
     DDL_JOB_ID DDL_RECORD_DIR DDL_SLOTS DDL_METRICS DDL_EXCEPTION_FILE DDL_WRITES_FILE DDL_TF1
     DDL_TASK DDL_MPIRUN DDL_RANK_PROCESS DDL_OUTPUT DDL_NO_GPU DDL_CONTRACT DDL_COMMIT_DIR
-    DDL_COMMIT_LOCK DDL_SHELL
+    DDL_COMMIT_LOCK DDL_SHELL DDL_GPUS
     """.split()
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -32,7 +33,7 @@ from ddl_ops import (
     weight_notes,
 )
 from ddl_ops.collectives import barrier, bcast
-from ddl_ops.environment import PLACEMENT, checkpoint_folder
+from ddl_ops.environment import PLACEMENT, checkpoint_folder, sees_all_gpus
 from ddl_ops.gradients import averaged_by_both, grads_reduce, note_gradients
 from ddl_ops.loader import COLLECTIVES, REDUCTIONS
 from ddl_ops.session_runs import Steps
@@ -417,8 +418,11 @@ class PreemptionHook(tf.compat.v1.train.SessionRunHook):
 def own_gpu() -> int | None:
     """Which GPU of the host is this rank's: that of its local rank. None without GPUs.
 
-    Several ranks share a GPU if there are fewer GPUs than ranks.
+    None also with DDL_GPUS=all, as for a script that shares its work among them itself. Several
+    ranks share a GPU if there are fewer GPUs than ranks.
     """
+    if sees_all_gpus():
+        return None
     count = len(tf.config.list_physical_devices("GPU"))
     return PLACEMENT.local_rank % count if count else None
 
@@ -427,22 +431,26 @@ def use_one_gpu() -> None:
     """Gives this rank its GPU, if the host has GPUs, in TF1 sessions and TF2.
 
     Memory is taken as it is needed, so that ranks can share one. A choice that the script made
-    itself stays.
+    itself stays, also in sessions: the number that they are told counts all GPUs.
     """
     index = own_gpu()
     if index is None:
         return
     every = tf.config.list_physical_devices("GPU")
-    if tf.config.get_visible_devices("GPU") == every:
-        try:
-            tf.config.set_visible_devices(every[index], "GPU")
+    if tf.config.get_visible_devices("GPU") != every:
+        return
+    try:
+        tf.config.set_visible_devices(every[index], "GPU")
+        # ValueError: the script has divided the GPU, and said how much memory each part has.
+        with contextlib.suppress(ValueError):
             tf.config.experimental.set_memory_growth(every[index], True)
-        except RuntimeError:
-            print(
-                f"ddl: rank {PLACEMENT.rank}: TensorFlow has opened all GPUs of this host before "
-                "`import ddl`, and the rank trains on the first. Import ddl before anything runs.",
-                file=sys.stderr,
-            )
+    except RuntimeError:
+        print(
+            f"ddl: rank {PLACEMENT.rank}: TensorFlow has opened all GPUs of this host before "
+            "`import ddl`, and the rank trains on the first. Import ddl before anything runs.",
+            file=sys.stderr,
+        )
+        return
     base = session_module.BaseSession
     original = base.__init__
 

@@ -13,6 +13,7 @@ from ddl_ops.environment import (
     child_of_rank,
     group_size,
     read_placement,
+    sees_all_gpus,
     sparse_as_dense,
     unknown_settings,
     wire_dtype,
@@ -101,6 +102,14 @@ def test_wire_dtype_is_read(text: str | None) -> None:
 def test_wire_dtype_without_meaning_is_refused(text: str) -> None:
     with pytest.raises(RuntimeError, match="DDL_WIRE_DTYPE"):
         wire_dtype({"DDL_WIRE_DTYPE": text})
+
+
+@pytest.mark.parametrize("text", ["", "nccl", "1", "ALL"])
+def test_gpus_without_meaning_are_refused(text: str) -> None:
+    assert not sees_all_gpus({"DDL_GPU": "nccl"})
+    assert sees_all_gpus({"DDL_GPUS": "all"})
+    with pytest.raises(RuntimeError, match=r"DDL_GPUS is .*DDL_GPU "):
+        sees_all_gpus({"DDL_GPUS": text})
 
 
 def test_unknown_settings_name_the_nearest() -> None:

@@ -46,8 +46,10 @@ OPENED = (
     [
         ("", RANK_5, "gpu1\n", ""),
         ("", {}, "", ""),
+        ("divided = True", RANK_5, "gpu1\n", ""),
         ("seen = ['gpu0']", RANK_5, "", ""),  # by the script
         ("opened = True", RANK_5, "", OPENED),
+        ("", RANK_5 | {"DDL_GPUS": "all"}, "", ""),
     ],
 )
 def test_a_script_that_calls_init_itself_has_a_gpu_of_its_own(before, rank, chosen, said):
@@ -55,17 +57,24 @@ def test_a_script_that_calls_init_itself_has_a_gpu_of_its_own(before, rank, chos
     script = f"""
 import tensorflow as tf
 seen = every = ["gpu0", "gpu1"]
-opened = False
+opened = divided = False
 {before}
+session = tf.compat.v1.Session.__mro__[1]
+as_it_was = session.__init__
 def choose(gpu, kind):
     if opened:
         raise RuntimeError("Visible devices cannot be modified after being initialized")
     print(gpu)
+def grow(gpu, grows):
+    if divided:
+        raise ValueError("Cannot set memory growth on device when virtual devices configured")
 tf.config.list_physical_devices = lambda kind: every
 tf.config.get_visible_devices = lambda kind: seen
 tf.config.set_visible_devices = choose
-tf.config.experimental.set_memory_growth = lambda gpu, grows: None
+tf.config.experimental.set_memory_growth = grow
 import ddl
+# What sessions see is ours to say only where the rank's GPU is.
+assert (session.__init__ is as_it_was) is not {bool(chosen)}
 """
     kept = {n: t for n, t in os.environ.items() if not n.startswith(("OMPI_", "DDL_", "PMI"))}
     call = [sys.executable, "-c", script]

@@ -12,8 +12,9 @@ ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "docs" / "process-contract.md"
 # What a person sets, for the ops, the demo or the command line, and no step or rank.
 OF_PEOPLE = {
-    *("DDL_BUILD_OPS", "DDL_GPU", "DDL_GROUP_SIZE", "DDL_HOSTID", "DDL_LOG", "DDL_SPARSE_AS_DENSE"),
-    *("DDL_STALL_TIMEOUT", "DDL_THREADS", "DDL_TIMELINE", "DDL_TRANSPORT", "DDL_WIRE_DTYPE"),
+    *("DDL_BUILD_OPS", "DDL_GPU", "DDL_GPUS", "DDL_GROUP_SIZE", "DDL_HOSTID", "DDL_LOG"),
+    *("DDL_SPARSE_AS_DENSE", "DDL_STALL_TIMEOUT", "DDL_THREADS", "DDL_TIMELINE", "DDL_TRANSPORT"),
+    "DDL_WIRE_DTYPE",
 }
 
 
