@@ -205,8 +205,10 @@ def _initialising(op: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(op)
     def init(user_gpuid: Any, mode: str, pci: bool = True, name: str | None = None) -> Topology:
         # Scripts of 2017, and some later ones, say how many GPUs each host uses; since 2018 it is
-        # the GPU that this rank would like, which is one of those.
-        if isinstance(user_gpuid, numbers.Integral) and user_gpuid == PLACEMENT.local_size:
+        # the GPU that this rank would like. One of several ranks has its own among as many GPUs as
+        # there are ranks; a rank alone may like any that is there.
+        alike = isinstance(user_gpuid, numbers.Integral) and user_gpuid == PLACEMENT.local_size
+        if alike and (user_gpuid > 1 or len(v2.config.list_physical_devices("GPU")) <= user_gpuid):
             user_gpuid = -1
         return Topology(*op(user_gpuid, mode=mode, pci=pci, name=name))
 
