@@ -34,11 +34,20 @@ _PREPARES = re.compile(
         (?:sudo\s+)? (?:pip[0-9.]*|conda|mamba|apt|apt-get|apk|dnf|yum) \s+ (?:-\S+\s+)*
             (?:install|add|update|list|activate)
         |python[0-9.]* \s+ -m \s+ pip
-        |export|set|ulimit|echo|nvidia-smi|date|hostname|pwd|ls|env|printenv|true
+        |export|set|ulimit|echo|nvidia-smi|date|hostname|pwd|ls|printenv|true
+        |env(?:\s+[A-Za-z_]\w*=\S*)*\s*\Z
         |(?:[A-Za-z_]\w*=\S*(?:\s+|\Z))+ \Z
     ) (?![\w.-]) [^|;&<>()`\n]* \Z""",
     re.VERBOSE,
 )
+
+# ... but for this, which may put one there: another program's output, or pip where it is told to.
+_MAY_BRING = re.compile(
+    r"""\$\(|`|\bpip[0-9.]*\s.*\s["']?(?:-\w*[te]|--(?:target|prefix|root|src|editable)(?![\w-]))""",
+    re.DOTALL,
+)
+# What has the shell find another Python.
+_OTHER_PYTHON = re.compile(r"\b(?:activate|conda|mamba)\b|\bPATH=")
 
 
 def check_command(
@@ -72,8 +81,8 @@ def command_finding(
         field: of the manifest, that the command stands in.
         command: one command of the manifest.
         code: folder of the scripts; the command runs in it, or in a copy.
-        python: the ranks' Python. What is valid Python is decided here only if it is this one;
-            another may know a newer syntax.
+        python: the ranks' Python. What is valid Python is decided here only if it is this one,
+            and the command takes no other: that may know a newer syntax.
         ranks: that each run it; 0: it runs once, by itself.
         left_out: why a file of the folder does not come into the copy in which the command runs;
             empty if it does.
@@ -85,11 +94,13 @@ def command_finding(
         command = "\n".join(split_commands(command))  # without comments
     try:
         shlex.split(command)
-        words = shlex.split(_that_trains(command))
+        start = _start_of_training(command)
+        words = shlex.split(command[start:])
     except ValueError as error:
         return Finding(field, f"{command!r}: {error}", "Close the quotes.")
+    before = command[:start]
     while words[1:] and _ASSIGNMENT.match(words[0]):
-        del words[0]
+        before += f" {words.pop(0)}"
     name = words[0].rpartition("/")[2] if words else ""
     if (ranks and name in _LAUNCHERS) or (ranks > 1 and name in _OTHER_LAUNCHERS):
         message = f"{command!r}: {words[0]} would start ranks of its own in each rank"
@@ -109,7 +120,7 @@ def command_finding(
         return Finding(field, message, fix)
     if why := left_out(script):
         return _not_copied(field, command, f"the script {script!r}", why)
-    if python != sys.executable:
+    if python != sys.executable or _OTHER_PYTHON.search(before):
         return None
     try:
         compile(read_beneath(path, code, _MOST_BYTES), script, "exec", dont_inherit=True)
@@ -122,16 +133,17 @@ def command_finding(
     return None
 
 
-def _that_trains(command: str) -> str:
-    """The command without what prepares in front: ``pip install x && python train.py``."""
+def _start_of_training(command: str) -> int:
+    """Where the command goes on after what prepares: ``pip install x && python train.py``."""
     rest = 0
     # Quotes keep their length, and have no operators.
     bare = _QUOTED.sub(lambda found: "x" * len(found[0]), command)
     for joined in re.finditer("&&", bare):
-        if not _PREPARES.match(bare, rest, joined.start()):
+        prepares = _PREPARES.match(bare, rest, joined.start())
+        if not prepares or _MAY_BRING.search(command, rest, joined.start()):
             break
         rest = joined.end()
-    return command[rest:]
+    return rest
 
 
 def _near_script(script: str, there: Sequence[str]) -> str | None:

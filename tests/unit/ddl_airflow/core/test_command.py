@@ -77,6 +77,7 @@ def test_missing_script_is_named_with_the_nearest(code, python):
         "pip install -q 'keras<3' &&",
         "pip3 install -r requirements.txt && python -m pip list &&",
         "apt-get update -qq && export LR=0.1 && nvidia-smi &&",
+        "set -e && env && env LR=0.1 && echo '-t' &&",
         "PYTHONHASHSEED=1",
         "TF_CPP_MIN_LOG_LEVEL=3 LR=0.1",
     ],
@@ -97,6 +98,18 @@ def test_a_missing_script_is_named_behind_what_prepares(code, before):
         "pip install x; cd lib &&",
         "pip install x > made.py &&",
         "git clone git@host:code &&",
+        "env X=1 unzip -q code.zip &&",
+        "env python make.py &&",
+        "pip install -t . one &&",
+        "pip install -qt. one &&",
+        "pip3 install --target=. one &&",
+        "python -m pip install --root . one &&",
+        "pip install one '--prefix' . &&",
+        "pip install -e git+https://git.example.com/one &&",
+        "pip install --src . --editable git+https://git.example.com/one &&",
+        "X=$(unzip -q code.zip) &&",
+        'echo "$(unzip -q code.zip)" &&',
+        "export X=`unzip -q code.zip` &&",
     ],
 )
 def test_what_may_bring_the_script_is_believed(code, before):
@@ -149,6 +162,27 @@ def test_syntax_is_judged_by_the_ranks_python_if_it_is_another(code):
     with pytest.raises(CommandInvalid):
         check_command("python newer.py", code, sys.executable)
     check_command("python newer.py", code, "/opt/trainer/bin/python")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "conda activate tf &&",
+        "mamba install -y python=3.13 &&",
+        "export PATH=/opt/trainer/bin:$PATH &&",
+        'LR=1 PATH="/opt/trainer/bin:$PATH"',
+    ],
+)
+def test_syntax_is_not_judged_where_the_command_takes_another_python(code, before):
+    check_command(f"{before} python bad.py", code, sys.executable)
+    with pytest.raises(CommandInvalid, match=r"the script 'trian\.py' is not"):
+        check_command(f"{before} python trian.py", code, sys.executable)
+
+
+@pytest.mark.parametrize("before", ["PYTHONPATH=lib", "export PYTHONPATH=lib &&"])
+def test_a_path_for_modules_is_no_other_python(code, before):
+    with pytest.raises(CommandInvalid, match="not valid Python"):
+        check_command(f"{before} python bad.py", code, sys.executable)
 
 
 def test_a_script_that_ranks_made_a_link_or_huge_is_not_read(code, tmp_path_factory):
