@@ -140,7 +140,7 @@ def _apart(manifest: Manifest) -> Iterator[ManifestIssue]:
         return
     code = manifest.folder / manifest.code
     field = "model_definition.execution"
-    if said := of_torch(code):
+    if said := of_torch(code, manifest.distribution, manifest.world_size):
         yield ManifestIssue(manifest.line_of(field), field, said, TORCH_CURE)
     elif said := will_train_apart(code, manifest.distribution, manifest.world_size):
         yield ManifestIssue(manifest.line_of(field), field, said, CURE)

@@ -10,10 +10,14 @@ from pathlib import Path
 
 # Whatever a script averages gradients by has one of these in its text, be it in a comment.
 _OURS = re.compile(rb"\b(ddl|ddl_MDR|mpi_collectives|dl_comm|ml_comm|horovod)\b")
-# What a script imports, as lines of it say.
-_TORCH = re.compile(rb"^\s*(?:import|from)\s+(?:torch|horovod\.torch)\b", re.MULTILINE)
+# What a script imports, as lines of it say: a warning that is wrong costs more than one missing.
+_TORCH = re.compile(
+    rb"^\s*(?:import\s+(?:horovod\.)?torch\b|from\s+(?:horovod\.)?torch(?:\.\w+)*\s+import\b)",
+    re.MULTILINE,
+)
+# As _OURS: anywhere, for there are many ways to import it.
 _TENSORFLOW = re.compile(
-    rb"^\s*(?:import|from)\s+(?:tensorflow|keras|tf_keras|ddl)\b", re.MULTILINE
+    rb"\b(tensorflow\w*|keras|tf_keras|tf_slim|ddl|ddl_MDR|mpi_collectives|dl_comm|ml_comm)\b"
 )
 _MOST_FILES = 2_000
 _MOST_BYTES = 2**20  # of one file
@@ -43,16 +47,22 @@ CURE = (
 )
 
 
-def of_torch(code: Path) -> str:
-    """A sentence if scripts import PyTorch, and none TensorFlow; code as ``will_train_apart``."""
+def of_torch(code: Path, distribution: str, ranks: int) -> str:
+    """A sentence if scripts import PyTorch, and none TensorFlow, and ranks are to train together.
+
+    Args:
+        code, distribution, ranks: as ``will_train_apart``.
+    """
+    if distribution == "independent" or ranks < 2:
+        return ""
     found = ""
     for name, text in _scripts(code):
         if text is None or _TENSORFLOW.search(text):
             return ""
         found = found or (name if _TORCH.search(text) else "")
     return found and (
-        f"{found} imports torch, and no .py file of the code folder TensorFlow or Keras: only "
-        "TensorFlow's gradients are averaged here, and only its models are published"
+        f"{found} imports torch, and no .py file of the code folder names TensorFlow or Keras: "
+        "only TensorFlow's gradients are averaged here, and only its models are published"
     )
 
 

@@ -67,6 +67,16 @@ def test_nothing_is_said_of_what_cannot_be_seen(tmp_path, monkeypatch):
         ("try:\n    import horovod.torch as hvd\nexcept ImportError:\n    pass", "", True),
         ("import torch\nimport tensorflow as tf", "", False),
         ("import torch", "from keras import layers", False),
+        ("import torch", "import os, tensorflow as tf", False),
+        ("import torch; import tensorflow as tf", "", False),
+        ("import torch", "import horovod.tensorflow as hvd", False),
+        ("import torch", "import tensorflow_datasets as tfds", False),
+        ("import torch", "import tf_slim as slim", False),
+        ("import torch", "import mpi_collectives as mpi", False),
+        ("import torch", "ops = load('/opt/ddl_MDR.so')", False),
+        ('"""Takes arrays\nfrom torch to numpy."""', "", False),
+        ("from torch.nn import functional", "", True),
+        ("from torchlight import x", "", False),
         ("import torchlight", "", False),
         ("print('import torch')", "", False),
         ("", "", False),
@@ -75,7 +85,8 @@ def test_nothing_is_said_of_what_cannot_be_seen(tmp_path, monkeypatch):
 def test_scripts_of_torch_alone_are_told(tmp_path, text, also, is_torch):
     (tmp_path / "train.py").write_text(text)
     (tmp_path / "model.py").write_text(also)
-    said = of_torch(tmp_path)
+    said = of_torch(tmp_path, "mpi", 2)
     assert said.startswith("train.py imports torch, and no .py file ") if is_torch else not said
+    assert of_torch(tmp_path, "independent", 2) == of_torch(tmp_path, "mpi", 1) == ""
     (tmp_path / "huge.py").write_text("x" * (2**20 + 1))
-    assert of_torch(tmp_path) == ""  # it may be one of TensorFlow
+    assert of_torch(tmp_path, "mpi", 2) == ""  # it may be one of TensorFlow
