@@ -112,11 +112,10 @@ def load_manifest_text(
         names = translation.names
     else:
         found.document = document = wml.as_of_now(document)
-        swift = list(wml.in_swift(document.value))
-        for finding in swift:
+        manifest = found.read(Manifest, document.value, [*rules, *OWN_RULES])
+        for finding in wml.in_swift(document.value):
+            found.drop(finding.field.rpartition(".")[0])
             found.add(finding)
-        if not swift:
-            manifest = found.read(Manifest, document.value, [*rules, *OWN_RULES])
     if manifest is None or found.issues:
         raise ManifestInvalid(source, list(found.issues))
     manifest._source, manifest._names = source, names
@@ -158,6 +157,15 @@ class _Found:
     def add(self, finding: Finding, *, warning: bool = False) -> None:
         issue = ManifestIssue(self.document.lines.of(finding.field), *finding)
         (self.warnings if warning else self.issues)[issue] = None
+
+    def drop(self, field: str) -> None:
+        """Forgets what is wrong in a field and below it."""
+        below = (f"{field}.", f"{field}[")
+        self.issues = {
+            one: None
+            for one in self.issues
+            if one.field != field and not one.field.startswith(below)
+        }
 
     def read(
         self,

@@ -190,6 +190,7 @@ def truth(value: Any) -> Any:
 AnyText = Annotated[str, BeforeValidator(_tidy)]
 Text = Annotated[str, BeforeValidator(_tidy), Field(min_length=1)]
 Secret = Annotated[SecretStr, BeforeValidator(_tidy), Field(min_length=1)]
+AnySecret = Annotated[SecretStr, BeforeValidator(_tidy)]
 Whole = Annotated[int, Strict(), BeforeValidator(_unquoted_whole)]
 Duration = Annotated[
     timedelta,

@@ -30,7 +30,9 @@ def other_document(value: Mapping[str, Any]) -> Finding | None:
             f"command say, {_REFERENCES_OF_NOW}. Its hyper-parameters become parameters:, and its "
             "name experiment:.",
         )
-    if {"framework", "command"} <= value.keys() and "model_definition" not in value:
+    # A manifest of FfDL has a framework too, and may have its command in the wrong place.
+    others = {"model_definition", "data_stores", "learners", "gpus"}
+    if {"framework", "command"} <= value.keys() and others.isdisjoint(value):
         return Finding(
             "command",
             "is of a training definition of Watson Machine Learning, which says not where it runs",
@@ -41,7 +43,7 @@ def other_document(value: Mapping[str, Any]) -> Finding | None:
 
 
 def in_swift(value: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yields each place in Bluemix's Swift: all else that is wrong there comes from that."""
+    """Yields each place in Bluemix's Swift: what else is wrong at that place comes from that."""
     for name, _, place in _REFERENCES:
         reference = value.get(name)
         if isinstance(reference, dict) and reference.get("type") == "bluemix_objectstore":

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from ddl_airflow.core.manifest.document import Plain
 from ddl_airflow.core.manifest.sections.base import Section
-from ddl_airflow.core.manifest.values import AnyText, Secret, Text, Whole
+from ddl_airflow.core.manifest.values import AnySecret, AnyText, Secret, Text, Whole
 
 OBJECT_STORES = ("mount_cos", "s3_datastore")
 # What an object store's connection is called: ours, FfDL's.
@@ -119,10 +119,13 @@ class ImageLocation(Section):
         default=None, description="Its registry.", examples=["registry.example.com"]
     )
     namespace: Text | None = Field(default=None, description="Namespace in it.", examples=["mine"])
-    access_token: Secret | None = Field(
+    # Empty where anyone may: FfDL's examples leave them so.
+    access_token: AnySecret | None = Field(
         default=None, description="Opens the registry.", examples=["${REGISTRY_TOKEN}"]
     )
-    email: Text | None = Field(default=None, description="Of who may.", examples=["a@example.com"])
+    email: AnyText | None = Field(
+        default=None, description="Of who may.", examples=["a@example.com"]
+    )
 
 
 class FfdlFramework(Section):

@@ -67,6 +67,9 @@ def test_a_custom_image_is_set_aside_and_its_token_never_shown() -> None:
         "framework.image_location: is not used: no container is started"
     ]
     assert "hunter2" not in redacted_text(text) + converted(manifest) + repr(manifest)
+    # Of a registry that is open to all, as templates leave them.
+    for empty in ("hunter2", "a@example.com"):
+        load_manifest_text(text.replace(empty, '""'), "m.yml")
     with pytest.raises(ManifestError, match="image_location.tag: unknown field") as caught:
         load_manifest_text(text.replace("email:", "tag:"), "m.yml")
     assert "hunter2" not in str(caught.value)

@@ -415,8 +415,8 @@ def test_a_manifest_of_2017_is_read_as_the_one_of_2018() -> None:
     manifest = load_manifest(FIXTURES / "valid" / "wml_2017.yml")
     assert (manifest.world_size, manifest.warnings) == (2, ())
     assert manifest.training_data_reference.type == "s3"
-    assert manifest.training_data_reference.source.bucket == "mnist-training-data"
-    assert manifest.training_results_reference.target.bucket == "mnist-training-models"
+    assert manifest.training_data_reference.source.bucket == "shapes-drawn"
+    assert manifest.training_results_reference.target.bucket == "shapes-trained"
     assert load_manifest_text(converted(manifest), "now.yml").digest == manifest.digest
 
 
@@ -424,23 +424,19 @@ def test_a_manifest_of_2017_is_read_as_the_one_of_2018() -> None:
     ("written", "instead", "said"),
     [
         # On the lines where it was written.
-        ("bucket: mnist-training-data", "bucket: A B", "21: training_data_reference.source.bucket"),
-        ("resource: medium", "resource: huge", "14: model_definition.execution.compute_conf"),
+        ("bucket: shapes-drawn", "bucket: A B", "10: training_data_reference.source.bucket"),
+        ("resource: medium", "resource: huge", "26: model_definition.execution.compute_conf"),
+        ("    type: s3\n", "    type: s4\n", "11: training_data_reference.type"),
+        ("  target:", "  source:", "2: training_results_reference.target: is missing"),
         (
-            "    type: s3\ntraining_r",
-            "    type: s4\ntraining_r",
-            "22: training_data_reference.type",
-        ),
-        ("  target:", "  source:", "23: training_results_reference.target: is missing"),
-        (
-            "training_results:",
-            "- source: {bucket: more}\ntraining_results:",
-            "15: training_data_reference: is a list, wanted a mapping of fields",
+            "model_definition:",
+            "- source: {bucket: more}\nmodel_definition:",
+            "8: training_data_reference: is a list, wanted a mapping of fields",
         ),
         (
             "resource: medium",
             "resource: medium\n    compute_configuration: {name: v100}",
-            "14: model_definition.execution.resource: unknown field",
+            "26: model_definition.execution.resource: unknown field",
         ),
     ],
 )
