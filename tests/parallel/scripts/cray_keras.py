@@ -1,6 +1,7 @@
-"""Keras by Cray's plugin: an optimizer that is wrapped as published scripts do it.
+"""Keras by Cray's plugin: an optimizer of a class of the script's own averages gradients.
 
-With the argument `as published` its name comes twice, since Keras 2 has it in get_config().
+With the argument `as published` its name comes twice, as in published scripts, which are of before
+Keras 2 had it in get_config().
 """
 
 from __future__ import annotations
@@ -17,22 +18,21 @@ from speech import say
 PUBLISHED = sys.argv[1:] == ["as published"]
 
 
-class _Distributed(keras.optimizers.Optimizer):
-    def __init__(self, name, **kwargs):
-        self._name = name or f"Distributed{type(self).__base__.__name__}"
-        super(type(self), self).__init__(**kwargs)
+def averaging(plain):
+    """A Keras optimizer as `plain`, but that its gradients are the means over the ranks."""
+    kind = type(plain)
 
-    def get_gradients(self, loss, params):
-        return mc.gradients(super(type(self), self).get_gradients(loss, params), 0)
+    class OfRanks(kind):
+        def __init__(self, name, **settings):
+            kind.__init__(self, name=f"{name}OfRanks", **settings)
 
+        def get_gradients(self, loss, params):
+            own = kind.get_gradients(self, loss, params)
+            return mc.gradients(own, 0)
 
-def distributed(optimizer, name=None):
-    base = type(optimizer)
-    kind = type(base.__name__, (base,), dict(_Distributed.__dict__))
-    config = optimizer.get_config()
-    if not PUBLISHED:
-        config.pop("name", None)
-    return kind(name, **config)
+    settings = plain.get_config()
+    name = settings["name"] if PUBLISHED else settings.pop("name")
+    return OfRanks(name, **settings)
 
 
 class Start(keras.callbacks.Callback):
@@ -47,7 +47,7 @@ class Start(keras.callbacks.Callback):
 
 mc.init_mpi()
 model = keras.models.Sequential([keras.layers.Dense(1, input_shape=(4,))])
-model.compile(distributed(keras.optimizers.Adam(0.01)), "mse")
+model.compile(averaging(keras.optimizers.Adam(0.01)), "mse")
 rows = np.random.RandomState(mc.get_rank()).randn(64, 4)
 model.fit(rows, rows.sum(1), epochs=2, batch_size=32, verbose=0, callbacks=[Start()])
 say(f"weights: {model.get_weights()[0].ravel().tolist()}")
