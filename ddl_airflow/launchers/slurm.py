@@ -132,6 +132,14 @@ _TOO_MUCH_FOR_A_JOB = (
 _OF_PARTITION = frozenset(("PartitionTimeLimit", "AccountNotAllowed", "QOSNotAllowed"))
 # Reasons that may also mean nodes which are down now; then the partition's size decides.
 _TOO_MUCH = frozenset(("PartitionConfig", "PartitionNodeLimit"))
+# How sbatch ends with what the controller said, and those of the texts that are sbatch's own, of a
+# controller that did not answer. Source: slurm/slurm_errno.h
+_WHY_REFUSED = re.compile(r"Batch job submission failed: (.*)")
+_NO_ANSWER = re.compile(
+    r"contact|communicat|connect|timed out|temporarily|unavailable|bytes were transmitted|"
+    r"unexpected message|input/output",
+    re.IGNORECASE,
+)
 # What sbatch says when the same job would be refused again, and what to change. It says nothing
 # else, and exits with 1 whatever it is. Source: slurm/slurm_errno.h; the texts are Slurm's own.
 _REFUSALS = {
@@ -577,16 +585,6 @@ def _answered(argv: Sequence[str], user: str) -> str:
 
 def _silent(program: str, said: subprocess.CompletedProcess[str]) -> LaunchError:
     return LaunchError(f"{program}: {_last_line(said.stderr)}. Is Slurm's controller up?")
-
-
-# How sbatch ends with what the controller said, and those of the texts that are sbatch's own, of a
-# controller that did not answer. Source: slurm/slurm_errno.h
-_WHY_REFUSED = re.compile(r"Batch job submission failed: (.*)")
-_NO_ANSWER = re.compile(
-    r"contact|communicat|connect|timed out|temporarily|unavailable|bytes were transmitted|"
-    r"unexpected message|input/output",
-    re.IGNORECASE,
-)
 
 
 def _refused(said: str) -> SubmitFailed:
