@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     folder = tempfile.mkdtemp(prefix="ddl-tests-")
     config.stash[_LEFTOVERS] = os.environ["TMPDIR"] = tempfile.tempdir = folder
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, partial(_terminated, config))
     # A shell has it ignored in what it starts in the background, and so have all children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     calibrate()
@@ -74,7 +75,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _terminated(*_: object) -> None:
+def _terminated(config: pytest.Config, *_: object) -> None:
+    # The error by which pytest exits may be caught by what is tested.
+    if session := config.pluginmanager.get_plugin("session"):
+        session.shouldstop = "SIGTERM"
     # Who ends a group of processes tells scripts/test, too, which tells this one again: that is not
     # to cut off what fixtures do at their end. A handler, for what is started then is to end of it.
     signal.signal(signal.SIGTERM, lambda *_: None)

@@ -136,3 +136,34 @@ def test_it(cluster):
             running.terminate()
     assert running.returncode == 128 + signal.SIGTERM
     assert (tmp_path / "ended").exists()
+
+
+def test_a_sigterm_that_a_test_has_caught_ends_the_session(tmp_path):
+    """What is tested handles errors of any kind, and so takes the one by which pytest exits."""
+    (tmp_path / "test_it.py").write_text(
+        f"""
+import time
+from pathlib import Path
+
+def test_it():
+    Path({str(tmp_path)!r}, "up").touch()
+    try:
+        time.sleep(60)
+    except Exception:
+        Path({str(tmp_path)!r}, "caught").touch()
+
+def test_next():
+    Path({str(tmp_path)!r}, "went on").touch()
+"""
+    )
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--rootdir", tmp_path]
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    with subprocess.Popen([*words, tmp_path], cwd=tmp_path, env=env) as running:
+        deadline = time.monotonic() + within(60)
+        while not (tmp_path / "up").exists():
+            assert running.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        running.terminate()
+    assert (tmp_path / "caught").exists()
+    assert not (tmp_path / "went on").exists()
+    assert running.returncode == pytest.ExitCode.INTERRUPTED
