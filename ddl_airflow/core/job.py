@@ -203,6 +203,8 @@ class JobStatus:
         waits: its scheduler still has it, and would start it: it is to be cancelled.
         apart: its ranks ended well and trained apart; ``reason`` says which, and what to do.
         step: of one that was preempted: at which all its ranks have saved, if they did.
+        images: of one that succeeded in containers: what these ran, ``name@digest`` where that is
+            known.
     """
 
     state: JobState
@@ -212,6 +214,7 @@ class JobStatus:
     apart: bool = False
     step: int | None = None
     waits: bool = False
+    images: tuple[str, ...] = ()
 
     @property
     def ended(self) -> bool:
@@ -234,6 +237,7 @@ class JobStatus:
             told.get("apart", False),  # none of these was in what an earlier version dumped
             told.get("step"),
             told.get("waits", False),
+            tuple(told.get("images", ())),
         )
 
     @property

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def bill(record: Mapping[str, Any]) -> str:
     """The bill as JSON: the model with its files, the data and scripts it was made of, and the
-    packages and processors that computed. The same record gives the same bill.
+    packages, processors and images that computed. The same record gives the same bill.
 
     Args:
         record: as ``lineage.json`` has it.
@@ -70,6 +70,7 @@ def bill(record: Mapping[str, Any]) -> str:
             _scripts(record["code"]),
             *_packages(environment.get("versions", {})),
             *_devices(environment),
+            *_images(environment),
         ],
     )
     bom.register_dependency(model, list(bom.components))
@@ -164,6 +165,19 @@ def _devices(environment: Mapping[str, Any]) -> Iterable[Component]:
     named = {*environment.get("processors", ()), *environment.get("devices", ())}
     for name in sorted(map(str, named)):
         yield Component(name=name, type=ComponentType.DEVICE, bom_ref=f"device:{name}")
+
+
+def _images(environment: Mapping[str, Any]) -> Iterable[Component]:
+    from cyclonedx.model.component import Component, ComponentType
+
+    for image in sorted(map(str, environment.get("images", ()))):
+        name, _, digest = image.partition("@")
+        yield Component(
+            name=name,
+            version=digest or None,
+            type=ComponentType.CONTAINER,
+            bom_ref=f"image:{image}",
+        )
 
 
 def _properties(*pairs: tuple[str, Any]) -> list[Property]:

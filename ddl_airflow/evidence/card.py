@@ -63,6 +63,7 @@ def card(record: Mapping[str, Any], *, curves: bool) -> str:
             ("hosts", " ".join(map(str, environment.get("hosts", ())))),
             ("processors", ", ".join(map(str, environment.get("processors", ())))),
             ("devices", ", ".join(map(str, environment.get("devices", ())))),
+            ("images", ", ".join(map(str, environment.get("images", ())))),
             ("steps", result.get("steps")),
             *((one, versions.get(one)) for one in _NAMED),
         ),

@@ -125,6 +125,11 @@ def _with_values(fields: dict[str, Any], record: Record) -> None:
     if values.get("launcher", own) != own:
         fields["launcher"] = {"kind": values["launcher"]}
     environment = record.get("environment", {})
+    if environment.get("launcher") == own and "image" in fields.get("launcher", {}):
+        # A tag may mean another image by now.
+        match environment.get("images"):
+            case [str(image)] if re.fullmatch(r"[^\s@]+@sha256:[0-9a-f]{64}", image):
+                fields["launcher"]["image"] = image
     slots = environment.get("slots") if environment.get("distribution") == "mpi" else None
     if isinstance(slots, int) and slots > 0:
         # As many ranks on a node as there were, whatever this site's table of devices says.

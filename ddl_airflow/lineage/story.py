@@ -83,6 +83,7 @@ def _facts(record: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield "manifest", _joined(*(manifest.get(name) for name in ("file", "name", "digest")))
     yield "parameters", _joined(*(f"{name}={value}" for name, value in run["parameters"].items()))
     yield "trained by", _trained_by(environment, result)
+    yield "image", ", ".join(environment.get("images", ()))
     for line in described_beginnings(record):
         yield "", line
     yield "with", _joined(*(f"{name} {versions[name]}" for name in shown if name in versions))

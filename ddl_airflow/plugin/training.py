@@ -53,7 +53,7 @@ _SHOWN = {
     "code": ("digest", "git_commit", "files"),
     "environment": (
         *("framework", "launcher", "distribution", "world_size", "nodes", "slots", "hosts"),
-        *("devices", "processors", "settings", "versions"),
+        *("devices", "processors", "images", "settings", "versions"),
     ),
     "run": ("type", "triggered_by", "started", "due", "parameters", "experiment"),
     "result": ("metrics", "steps", "goodput"),

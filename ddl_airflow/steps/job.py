@@ -157,6 +157,9 @@ class RunningJob:
         launcher: who runs it.
         log: a logger.
         supply: without which it does not start, and is ended; None: nothing.
+
+    Attributes:
+        images: of containers that it has run in: ``JobStatus.images``.
     """
 
     def __init__(self, launcher: Launcher, log: Any, supply: Supply | None = None) -> None:
@@ -168,6 +171,7 @@ class RunningJob:
         self._said_wrong = False
         self._unread: set[str] = set()
         self.progress = Progress()
+        self.images: tuple[str, ...] = ()
 
     def run(self, job: JobSpec, progress_path: Path | None = None) -> JobHandle:
         """Starts the job, logs rank 0's output and a progress line, and waits for the end.
@@ -295,6 +299,7 @@ class RunningJob:
                 f"job {handle.job_id} was cancelled; {survivors or 'every process of it was ended'}"
             )
         if status.state is JobState.SUCCEEDED:
+            self.images = status.images
             return
         if status.state is JobState.PREEMPTED:
             raise JobPreempted(f"{status.reason} {survivors}".rstrip(), step=status.step)

@@ -30,7 +30,7 @@ from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, StartedJob, Subm
 from ddl_airflow.core.layout import cancellations
 from ddl_airflow.core.metrics import Measurement, diverged, finite, newest, shown
 from ddl_airflow.core.plan import TrainStep
-from ddl_airflow.core.progress import Progress, everything_told
+from ddl_airflow.core.progress import everything_told
 from ddl_airflow.core.scripts import CURE, will_train_apart
 from ddl_airflow.launchers.base import Bringing, Launcher, Scheduler
 from ddl_airflow.launchers.records import how_trained, read_records, written_by_several
@@ -206,7 +206,7 @@ class Train(ScriptTry[TrainStep]):
                 if stream is not None:
                     came = self._end_stream(stream, handle, running)
                 self._keep_experiment()
-                return self._result(handle, running.progress, came)
+                return self._result(handle, running, came)
         # From here on the job holds the place itself, while it runs.
         scheduled = self._scheduled(chosen)
         self.context.set_job(scheduled)
@@ -354,7 +354,7 @@ class Train(ScriptTry[TrainStep]):
             self._make_room_of(job, started.handle, preempted)
             return self.run()
         try:
-            result = self._result(started.handle, job.progress)
+            result = self._result(started.handle, job)
         except LaunchError:
             job.drop_note()  # what this job has not left the next try's may leave
             raise
@@ -378,7 +378,7 @@ class Train(ScriptTry[TrainStep]):
         return ScheduledJob(chosen, self.log, layout.scheduled_job, noted)
 
     def _result(
-        self, job: JobHandle, progress: Progress, came: StagedDataset | None = None
+        self, job: JobHandle, ran: RunningJob, came: StagedDataset | None = None
     ) -> dict[str, Any]:
         layout, records = self.layout, read_records(job)
         self._say_communication()
@@ -393,7 +393,7 @@ class Train(ScriptTry[TrainStep]):
         told = everything_told(layout.progress, layout.workspace)
         lost = self._say_not_finite(told.measurements)
         metrics = finite(told.measurements)
-        steps = told.step if progress.step is None else progress.step
+        steps = told.step if ran.progress.step is None else ran.progress.step
         used = goodput(layout, len(Preemptions(layout)), steps)
         self.log.info("goodput | %s", goodput_line(used))
         dataset = {}
@@ -411,7 +411,7 @@ class Train(ScriptTry[TrainStep]):
             "train",
             {
                 **dataset,
-                "environment": self._environment(job, records),
+                "environment": self._environment(job, records, ran.images),
                 "result": {
                     "metrics": metrics,
                     "measurements": [one.dump() for one in told.measurements],
@@ -527,7 +527,9 @@ class Train(ScriptTry[TrainStep]):
         else:
             self.log.info("communication | %s", line)
 
-    def _environment(self, job: JobHandle, records: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+    def _environment(
+        self, job: JobHandle, records: Mapping[int, dict[str, Any]], images: Sequence[str]
+    ) -> dict[str, Any]:
         ranks = [records[n] for n in range(job.world_size)]
         return {
             "framework": self.step.framework,
@@ -539,6 +541,7 @@ class Train(ScriptTry[TrainStep]):
             "hosts": sorted({r["host"] for r in ranks}),
             "devices": sorted({gpu for r in ranks for gpu in r.get("gpus", ())}) or ["CPU"],
             "processors": sorted({r["cpu"] for r in ranks if r.get("cpu")}),
+            **({"images": list(images)} if images else {}),
             "settings": ranks[0].get("settings", {}),
             "versions": ranks[0].get("versions", {}),
         }

@@ -33,6 +33,7 @@ from ddl_airflow.launchers.kubernetes.facts import (
     has_finished,
     holds_its_place,
     host_of,
+    images_of,
     is_alive,
     is_begun,
     is_deleted,
@@ -315,7 +316,9 @@ def _ended(handle: JobHandle, verdict: Verdict | None, pods: Sequence[_Object]) 
         on = {host_of(pod): place_of(pod) for pod in pods}
         if said := unwell(handle.record_dir, run_folder(handle), on):
             return JobStatus(JobState.LOST, reason=said)
-    if status.state is JobState.SUCCEEDED or status.permanent:
+    if status.state is JobState.SUCCEEDED:
+        return replace(status, images=images_of(pods))
+    if status.permanent:
         return status
     if verdict is None or not verdict.reason:
         return status

@@ -137,6 +137,22 @@ def containers_of(pod: _Object) -> Sequence[_Object]:
     return [one for one in pod["status"].get("containerStatuses", ()) if one["name"] in CONTAINERS]
 
 
+def images_of(pods: Iterable[_Object]) -> tuple[str, ...]:
+    """What the containers of pods run, ``name@digest`` as their nodes pulled it.
+
+    Of an image that came to a node by other ways there is only its name, and perhaps an id.
+    Source: Kubernetes API reference, ContainerStatus.
+    """
+    found = set()
+    for one in (one for pod in pods for one in containers_of(pod)):
+        image, by_digest = one.get("image", ""), one.get("imageID", "").rpartition("://")[2]
+        if "@" in by_digest:
+            found.add(by_digest)
+        elif image:
+            found.add(f"{image} ({by_digest})" if by_digest else image)
+    return tuple(sorted(found))
+
+
 def end_of(pod: _Object) -> _Object:
     """How the container of a pod ended; empty if it has not."""
     for one in containers_of(pod):

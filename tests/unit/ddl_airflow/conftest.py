@@ -298,9 +298,11 @@ class FakeScheduler:
         reason: str = "",
         output: str = "",
         step: int | None = None,
+        images: Sequence[str] = (),
     ) -> None:
         """Says how a job goes from now on: a value of JobState; when it succeeds, ranks say so."""
         told = self._read(number) | {"state": state, "reason": reason, "step": step}
+        told["images"] = list(images)
         self._write(number, told)
         if state == JobState.SUCCEEDED.value:
             handle = told["handle"]
@@ -320,7 +322,12 @@ class FakeScheduler:
         if not (number := self.find(handle).number):
             return JobStatus(JobState.LOST)
         told = self._read(number)
-        return JobStatus(JobState(told["state"]), reason=told["reason"], step=told.get("step"))
+        return JobStatus(
+            JobState(told["state"]),
+            reason=told["reason"],
+            step=told.get("step"),
+            images=tuple(told.get("images", ())),
+        )
 
     def ask(self, handles: Sequence[JobHandle]) -> list[dict[str, str]]:
         """Nothing: ``status`` knows."""

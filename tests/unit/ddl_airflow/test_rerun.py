@@ -96,6 +96,36 @@ def test_the_launchers_fields_are_those_of_the_run(chosen):
     assert (launcher.kind, launcher.python or None) == (chosen, expected)
 
 
+BY_DIGEST = "docker.io/t@sha256:" + "a" * 64
+
+
+@pytest.mark.parametrize(
+    ("images", "chosen", "image"),
+    [
+        ([BY_DIGEST], "kubernetes", BY_DIGEST),
+        ([BY_DIGEST, "docker.io/t@sha256:" + "b" * 64], "kubernetes", "t:1"),
+        (["t:1 (sha256:cc)"], "kubernetes", "t:1"),
+        (None, "kubernetes", "t:1"),
+        ([], "local", None),
+    ],
+)
+def test_ranks_run_again_in_the_image_that_their_tag_meant_then(images, chosen, image):
+    text = (
+        MANIFEST
+        + "launcher: {kind: kubernetes, image: 't:1', volumes: [{claim: w, mount_path: /w}]}\n"
+    )
+    manifest = load_manifest_text(text, "m.yml")
+    record = {
+        "training_id": "digits-1",
+        "manifest": {"digest": manifest.digest, "said": manifest.said},
+        "run": {"parameters": {"nodes": 2, "launcher": chosen}},
+        "dataset": {"uri": "file:///data"},
+        "environment": {"launcher": chosen, **({"images": images} if images else {})},
+    }
+    launcher = load_manifest_text(manifest_text(record), "again.yml").launcher
+    assert (launcher.kind, getattr(launcher, "image", None)) == (chosen, image)
+
+
 def of_the_run(text, uri="file:///data", **parameters):
     """The manifest that would make a model of such a run again."""
     manifest = load_manifest_text(text, "m.yml")

@@ -71,6 +71,7 @@ class Training:
             "train": {
                 "environment": {
                     **{"launcher": "local", "world_size": 2, "hosts": ["a"], "devices": ["CPU"]},
+                    "images": ["docker.io/trainer@sha256:" + "e" * 64],
                     "versions": {"tensorflow": "2.21.0", "keras": "3.15.1", "python": "3.11.7"},
                 },
                 "result": {

@@ -83,6 +83,7 @@ def test_the_bill_is_cyclonedx(which, request):
     }
     kinds = {one["name"]: one["type"] for one in bom["components"]}
     assert kinds["s3://bucket/digits"] == "data" and kinds["CPU"] == "device"
+    assert kinds["docker.io/trainer"] == "container"
     # Our own packages are on no index: whoever registers their names there is not meant.
     purls = {one["purl"].partition("@")[0] for one in bom["components"] if "purl" in one}
     assert purls == {f"pkg:pypi/{name}" for name in ("apache-airflow", "keras", "tensorflow")}

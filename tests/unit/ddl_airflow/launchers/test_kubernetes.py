@@ -1150,6 +1150,29 @@ def test_workers_that_run_different_images_under_one_tag_are_told(handle, ids, t
     assert told or status.reason == "on n0, n1"
 
 
+@pytest.mark.parametrize(
+    ("ids", "images"),
+    [
+        (("docker.io/t@sha256:aa", "docker.io/t@sha256:aa"), ("docker.io/t@sha256:aa",)),
+        (
+            ("docker-pullable://t@sha256:bb", "docker.io/t@sha256:aa"),
+            ("docker.io/t@sha256:aa", "t@sha256:bb"),
+        ),
+        (("sha256:cc", ""), ("trainer:1", "trainer:1 (sha256:cc)")),
+    ],
+)
+def test_a_job_that_has_succeeded_names_the_images_of_its_ranks(handle, ids, images):
+    workers = [pod_of(number, ended_as(code=0), phase="Succeeded") for number in range(2)]
+    for rank, (pod, one) in enumerate(zip(workers, ids, strict=True)):
+        pod["status"]["containerStatuses"][0]["imageID"] = one
+        record = {"rank": rank, "host": f"w{rank}", "ended": 1.0, "exit_code": 0}
+        (handle.record_dir / f"rank-{rank}.json").write_text(json.dumps(record))
+    facts = {"job": job_of("Complete"), "pods": workers, "events": []}
+    status = judged(handle, facts, NOW)
+    assert (status.state, status.images) == (JobState.SUCCEEDED, images)
+    assert JobStatus.load(json.loads(json.dumps(status.dump()))) == status
+
+
 def test_an_image_may_be_asked_for_at_each_start():
     made = KubernetesLauncher(**SETTINGS, image_pull_policy="Always").render(SPEC).script
     assert made.count("imagePullPolicy: Always") == 1 + SPEC.nodes

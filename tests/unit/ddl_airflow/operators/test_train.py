@@ -1131,12 +1131,13 @@ def deferred(task, context):
 
 def test_the_task_defers_and_its_result_comes_from_the_job(scheduled, layout, cluster, context_of):
     wish = deferred(scheduled, context_of("training"))
-    cluster.set(1, "succeeded")
+    cluster.set(1, "succeeded", images=["trainer@sha256:aa"])
     event = ended(wish.trigger)
     result = getattr(scheduled, wish.method_name)(context_of("training"), event)
     assert result == {"world_size": 2, "metrics": {}}
     part = json.loads((layout.kept / "lineage" / "train.json").read_text())
     assert part["environment"]["launcher"] == "fake-scheduler"
+    assert part["environment"]["images"] == ["trainer@sha256:aa"]
     assert not layout.scheduled_job.exists()
 
 
