@@ -22,8 +22,6 @@ from ddl_airflow.core.manifest.values import has_written_secret
 from ddl_airflow.core.selection import Selection
 
 _MASK = "***"
-# Of what a run keeps of its steps, as JSON.
-_VALUES = (bool, int, float, str, Sequence, Mapping, type(None))
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,16 @@ class Step:
             if one.name not in self.not_fixed
         }
         # Of an operator of a Python DAG an earlier task may be about to return the others.
-        return {name: value for name, value in kept.items() if isinstance(value, _VALUES)}
+        return {name: value for name, value in kept.items() if _is_value(value)}
+
+
+def _is_value(value: Any) -> bool:
+    """Whether a run can keep it, as JSON."""
+    if isinstance(value, Mapping):
+        return all(map(_is_value, value.values()))
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return all(map(_is_value, value))
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,8 @@ class StageDataOperator(StepOperator):
     """
 
     work = StageData
-    template_fields = fields_of(StageDataStep)
+    step_type = StageDataStep
+    template_fields = fields_of(step_type)
     template_fields_renderers = {"manifest": "json"}
     ui_color = "#d8ecf3"
 
