@@ -204,9 +204,11 @@ def test_a_cleared_task_has_all_its_attempts_again(workspace, context_of):
 
 def test_workspace_that_cannot_be_made_is_an_error_of_ours(context_of, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", str(tmp_path / "file" / "w"))
-    with pytest.raises(AirflowException, match=str(tmp_path / "file")):
-        Task(task_id="t").execute(context_of("some-dag"))
+    for place in ("file", "file/w", "file/w/x"):
+        monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", str(tmp_path / place))
+        said = rf"StagingError: {tmp_path}/file is no folder, .*Correct \[ddl\] workspace"
+        with pytest.raises(AirflowFailException, match=said):
+            Task(task_id="t").execute(context_of("some-dag"))
 
 
 def test_transfer_log_speaks_now_and_then(monkeypatch, caplog):
