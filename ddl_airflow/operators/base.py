@@ -539,9 +539,15 @@ class StepOperator(PrototypedOperator):
             if name in params:
                 setattr(self, name, params[name])
         if isinstance(self.step, ScriptStep):
-            self.parameters = {
-                name: params.get(name, value) for name, value in self.parameters.items()
-            }
+            self.parameters = self.given(params)
+
+    def given(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of its scripts, as the run has them.
+
+        Args:
+            params: the run's values.
+        """
+        return {name: params.get(name, value) for name, value in self.parameters.items()}
 
     def _take_returned(self, context: Any) -> None:
         """Takes what earlier tasks have returned, in fields of an operator of a Python DAG.

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 import sys
 from dataclasses import dataclass, replace
@@ -425,6 +426,23 @@ def with_data(manifest):
     (manifest.parent / "data").mkdir()
     (manifest.parent / "data" / "numbers").write_text("1")
     return manifest
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("x" * 131_062, "note has 131,062 bytes.* Put it into a file"), ("a\0b", "note is 'a.x00b'")],
+)
+def test_a_value_that_no_script_can_be_given_fails_before_data_are_fetched(
+    tmp_path, workspace, write_manifest, run_task, value, said
+):
+    """Linux says of the first: Argument list too long."""
+    more = "parameters: {note: {default: none}}\n"
+    path = with_data(write_manifest(tmp_path / "dags", "noted", more=more))
+    dag = dag_from(load_manifest(path), path)
+    done = run_task(dag.get_task("stage_data"), conf={"note": value})
+    assert done.state == "failed" and isinstance(done.error, AirflowFailException)
+    assert re.match(f"SettingInvalid: {said}", str(done.error)), str(done.error)
+    assert not (workspace / "cache").exists()
 
 
 @pytest.mark.parametrize("field", ["command", "commands", "evaluation"])
