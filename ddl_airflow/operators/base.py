@@ -76,6 +76,8 @@ _LONGEST_MESSAGE = 10_000
 _SEEN = "ddl-workspaces"
 # What tells of tasks; loaded where OpenLineage has somewhere to tell it.
 _LISTENER = "airflow.providers.openlineage.plugins.listener"
+# How what an earlier task returns stands in a text that a Python DAG has made with it.
+_PULLS = "{{ task_instance.xcom_pull("
 # Types of run: from the UI, the API or the command line, and "Materialize" of an asset in the UI.
 _BY_A_PERSON = ("manual", "backfill", "asset_materialization")
 
@@ -713,7 +715,7 @@ def _check_commands(task_id: object, step: Step) -> None:
         given = getattr(step, name, () if name == "commands" else "")
         listed = isinstance(given, (list, tuple))
         texts: Sequence[Any] = given if listed else [given]
-        if any(isinstance(one, XComArg) or "xcom_pull" in str(one) for one in texts):
+        if any(isinstance(one, XComArg) or _PULLS in str(one) for one in texts):
             raise TypeError(
                 f"{task_id}: {name} is, in part or whole, what an earlier task returns, and what "
                 "runs has to be written out. Give values as parameters of the step, such as "
