@@ -13,7 +13,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from importlib.util import find_spec
@@ -24,8 +24,11 @@ from airflow import __version__ as airflow_version
 from airflow.configuration import AIRFLOW_CONFIG, AIRFLOW_HOME, conf
 from airflow.exceptions import AirflowConfigException
 
+from ddl_airflow.airflow_internals import executors
 from ddl_airflow.core.errors import DdlError, ManifestError, SettingInvalid
 from ddl_airflow.core.manifest.rights import RightsTable
+from ddl_airflow.core.manifest.rule import suggestion
+from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.core.setting_commands import failed_command
 from ddl_airflow.launchers import run_as
 from ddl_airflow.launchers.loopback import confined
@@ -78,7 +81,7 @@ def examine() -> Iterator[Finding]:
     yield Finding(State.OK, "Airflow", f"{airflow_version}, in {AIRFLOW_HOME}")
     for look in (
         *(_of_settings_file, _of_bundles, _of_jwt_secret, _of_workspace, _of_cleaning),
-        *(_of_ranks, _of_user, _of_rights),
+        *(_of_ranks, _of_user, _of_rights, _of_compute, _of_numbers),
     ):
         try:
             yield from look()
@@ -386,9 +389,7 @@ def _of_rights() -> Iterator[Finding]:
         try:
             RightsTable.read(setting)
         except ManifestError as error:
-            for one in error.issues:
-                said = one.render(error.source).removesuffix(f". {one.fix}")
-                yield Finding(State.WRONG, "manifests", said, one.fix)
+            yield from _of_table("manifests", error)
         else:
             yield Finding(State.OK, "manifests", "name what [ddl] manifest_rights lists")
     else:
@@ -399,3 +400,48 @@ def _of_rights() -> Iterator[Finding]:
             "variable that [ddl] manifest_variables lists",
             "Set [ddl] manifest_rights, if not all authors may use them all.",
         )
+
+
+def _of_table(what: str, error: ManifestError) -> Iterator[Finding]:
+    for one in error.issues:
+        said = one.render(error.source).removesuffix(f". {one.fix}")
+        yield Finding(State.WRONG, what, said, one.fix)
+
+
+def _of_compute() -> Iterator[Finding]:
+    try:
+        table = compute_table(conf.get("ddl", "compute", fallback=""))
+    except ManifestError as error:
+        yield from _of_table("compute", error)
+        return
+    asked = [
+        (name, place.executor)
+        for name, one in table.items()
+        for place in (one.train, one.other_steps)
+        if place.executor
+    ]
+    there = executors() if asked else set()
+    for name, executor in dict.fromkeys(asked):
+        if executor not in there:
+            said = f"{name} has executor {executor} in [ddl] compute; this Airflow has not"
+            yield Finding(State.WRONG, "compute", said, suggestion(executor, sorted(there)))
+
+
+def _of_numbers() -> Iterator[Finding]:
+    """Those of ``[ddl]``: the step that reads one that is none fails, or the page does."""
+    read: tuple[tuple[Callable[..., Any], tuple[str, ...]], ...] = (
+        (conf.getint, ("transfer_workers", "preemptions", "tensorboards")),
+        (conf.getboolean, ("evidence",)),
+        (conf.getfloat, ("data_poll_interval", "job_poll_interval", "tensorboard_idle_minutes")),
+    )
+    for get, names in read:
+        for name in names:
+            try:
+                value = get("ddl", name, fallback=1)
+            except AirflowConfigException as error:
+                said = " ".join(str(error).split())
+                yield Finding(State.WRONG, "settings", said, f"Correct it in {AIRFLOW_CONFIG}.")
+                continue
+            if name.endswith("_interval") and not value > 0:
+                said = f"[ddl] {name} is {value:g}, and a pause is more than 0 seconds"
+                yield Finding(State.WRONG, "settings", said, f"Correct it in {AIRFLOW_CONFIG}.")

@@ -14,6 +14,8 @@ from ddl_airflow.core.errors import SettingInvalid, SettingUnknown
 # What is Airflow's own in a run's ``conf``, and so among its parameters: the parent run, which
 # TriggerDagRunOperator puts there where there is OpenLineage; and how finely tasks are traced.
 OF_AIRFLOW = frozenset({"openlineage", "airflow/task_span_detail_level"})
+# Of a variable with its name, and a NUL behind it: MAX_ARG_STRLEN in execve(2).
+_MOST_BYTES = 128 * 1024
 
 
 def check_settings(given: Mapping[str, Any], known: Iterable[str] | None) -> None:
@@ -87,8 +89,22 @@ def word_of(value: Any) -> str:
 
 
 def parameter_environment(parameters: Mapping[str, Any]) -> dict[str, str]:
-    """``PARAM_LEARNING_RATE`` for ``learning_rate``, and so on."""
-    return {f"PARAM_{name.upper()}": text_of(value, name) for name, value in parameters.items()}
+    """``PARAM_LEARNING_RATE`` for ``learning_rate``, and so on.
+
+    Raises:
+        SettingInvalid: as ``text_of``; or a value is longer than Linux takes.
+    """
+    variables = {}
+    for name, value in parameters.items():
+        variable, text = f"PARAM_{name.upper()}", text_of(value, name)
+        size = len(text.encode())
+        if len(variable) + size + 2 > _MOST_BYTES:
+            raise SettingInvalid(
+                f"{name} has {size:,} bytes, which is more than a variable of a process holds. Put "
+                "it into a file, and give its place."
+            )
+        variables[variable] = text
+    return variables
 
 
 def without_marks(date: datetime) -> str:

@@ -22,8 +22,6 @@ from ddl_airflow.core.manifest.values import has_written_secret
 from ddl_airflow.core.selection import Selection
 
 _MASK = "***"
-# Of what a run keeps of its steps, as JSON.
-_VALUES = (bool, int, float, str, Sequence, Mapping, type(None))
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,16 @@ class Step:
             if one.name not in self.not_fixed
         }
         # Of an operator of a Python DAG an earlier task may be about to return the others.
-        return {name: value for name, value in kept.items() if isinstance(value, _VALUES)}
+        return {name: value for name, value in kept.items() if _is_value(value)}
+
+
+def _is_value(value: Any) -> bool:
+    """Whether a run can keep it, as JSON."""
+    if isinstance(value, Mapping):
+        return all(map(_is_value, value.values()))
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return all(map(_is_value, value))
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +164,7 @@ class StageDataStep(Step):
             it always trains.
         manifest: name, digest and dialect of the manifest, for that, ``said``: what its digest
             covers, and ``earlier_digests``: what earlier versions of ours called the same one.
+            Empty in a Python DAG, which has none: see ``named_by``.
         prove: whether the lineage has a digest of each file.
         include, exclude: patterns of the objects of the place that are the data, as ``Selection``
             has them.
@@ -305,7 +313,8 @@ class UploadResultsStep(Step):
 
     Attributes:
         results: where to.
-        manifest: name, digest and dialect of the manifest, for the lineage.
+        manifest: name, digest and dialect of the manifest, for the lineage. Empty in a Python DAG,
+            which has none: see ``named_by``.
         promote: whether the model goes into production, unless that of a later run is there.
         not_worse_in: the metric in which it then must be as good as that in production is at that
             moment; empty: none.
@@ -319,13 +328,28 @@ class UploadResultsStep(Step):
     not_fixed = ("results", "keep", "with_code")
 
     results: StoreReference
-    manifest: Mapping[str, Any]
+    manifest: Mapping[str, Any] = field(default_factory=dict)
     promote: bool = False
     not_worse_in: str = ""
     source: str = ""
     small: bool = False
     keep: int | None = None
     with_code: bool = True
+
+
+def named_by(
+    manifest: Mapping[str, Any], dag_id: str, steps: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """What a training is known by: its manifest, or what the steps of its Python DAG say.
+
+    Args:
+        manifest: as ``UploadResultsStep`` has it.
+        dag_id: its DAG.
+        steps: what was fixed of the steps after the staging, by their names.
+    """
+    if "digest" in manifest:
+        return manifest
+    return {"name": dag_id, "dialect": "python", **manifest, "digest": digest(steps)}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ _UNITS_US = {
     "h": 3_600_000_000,
     "d": 86_400_000_000,
 }
+# Longer ones Airflow cannot add to a date: its scheduler would come to no decision about the run.
+_LONGEST = timedelta(days=36_500)
 _UNITS_BYTES = {"B": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 # Fifteen digits are enough for anything real, and keep hostile input cheap.
 _QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?([A-Za-z]+)")
@@ -34,10 +36,9 @@ def parse_duration(text: str) -> timedelta:
     exact = Fraction(match[1]) * _UNITS_US[match[2]]
     if exact.denominator != 1:
         raise ValueError(f"{text!r} is finer than a microsecond")
-    try:
-        return timedelta(microseconds=exact.numerator)
-    except OverflowError:
-        raise ValueError(f"{text!r} is too long for a duration") from None
+    if exact.numerator > _LONGEST / timedelta(microseconds=1):
+        raise ValueError(f"{text!r} is too long for a duration: at most {_LONGEST.days}d")
+    return timedelta(microseconds=exact.numerator)
 
 
 def parse_size(text: str) -> int:

@@ -19,7 +19,7 @@ from ddl_airflow.core.manifest.sections.places import MANIFEST_VARIABLES
 from ddl_airflow.core.manifest.sections.stores import kind_of_uri
 from ddl_airflow.core.manifest.sections.stores.s3 import KIND as S3
 from ddl_airflow.core.plan import StoreReference
-from ddl_airflow.storage.connections import open_by_connection, open_by_keys
+from ddl_airflow.storage.connections import check_type, open_by_connection, open_by_keys
 from ddl_airflow.storage.store import ObjectStore
 from ddl_airflow.storage.stores import open_store
 
@@ -78,7 +78,7 @@ def store_of(reference: StoreReference) -> ObjectStore:
         return open_store(reference.uri, within=reference.within)
     # Amazon's provider finds keys that no field of a connection holds: roles, profiles.
     if connection.conn_id and kind_of_uri(reference.uri) is S3:
-        return open_store(reference.uri, *_client_of_connection(connection.conn_id))
+        return open_store(reference.uri, *_client_of_connection(reference.uri, connection.conn_id))
     if connection.conn_id:
         return open_by_connection(reference.uri, connection_of(connection.conn_id))
     may_read = conf.get("ddl", "manifest_variables", fallback=",".join(MANIFEST_VARIABLES))
@@ -166,8 +166,8 @@ def secret_of(conn_id: str) -> str:
     return password
 
 
-def _client_of_connection(conn_id: str) -> tuple[Any, str]:
-    """A client, and its access key where that says who asks: a role's changes."""
+def _client_of_connection(uri: str, conn_id: str) -> tuple[Any, str]:
+    """A client for the URI, and its access key where that says who asks: a role's changes."""
     from airflow.providers.amazon.aws.hooks.s3 import S3Hook
 
     from ddl_airflow.storage.s3_client import s3_config, s3_settings, with_settings
@@ -176,6 +176,8 @@ def _client_of_connection(conn_id: str) -> tuple[Any, str]:
     # The amazon provider would go on with whatever keys the machine itself has.
     with _told(conn_id, absent, f", type {ObjectStoreHook.hook_name}"):
         connection = BaseHook.get_connection(conn_id)
+    # Of another type it would do so too, with a warning.
+    check_type(uri, conn_id, connection.conn_type or "")
     if connection.conn_type == ObjectStoreHook.conn_type:
         return ObjectStoreHook(conn_id).get_conn(), str(connection.login)
     settings = s3_settings(connection.extra_dejson)

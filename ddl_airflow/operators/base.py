@@ -76,6 +76,8 @@ _LONGEST_MESSAGE = 10_000
 _SEEN = "ddl-workspaces"
 # What tells of tasks; loaded where OpenLineage has somewhere to tell it.
 _LISTENER = "airflow.providers.openlineage.plugins.listener"
+# How what an earlier task returns stands in a text that a Python DAG has made with it.
+_PULLS = "{{ task_instance.xcom_pull("
 # Types of run: from the UI, the API or the command line, and "Materialize" of an asset in the UI.
 _BY_A_PERSON = ("manual", "backfill", "asset_materialization")
 
@@ -193,13 +195,14 @@ class StepOperator(PrototypedOperator):
     maps what that says back. XCom carries places and digests, never data.
 
     Args:
-        step: what is asked; keys in it are never serialised nor rendered.
+        step: what is asked, a ``step_type``; keys in it are never serialised nor rendered.
         settings: names of all that a run may set; None if whoever made the DAG decides.
         experiment: the experiment that the manifest names.
     """
 
-    # Who does the work.
+    # Who does the work, and what is asked of it.
     work: ClassVar[type[StepTry[Any]]]
+    step_type: ClassVar[type[Step]] = Step
     step: Step
     settings: list[str] | None
     experiment: str
@@ -219,6 +222,13 @@ class StepOperator(PrototypedOperator):
         experiment: str = "",
         **kwargs: Any,
     ) -> None:
+        task, wanted = kwargs.get("task_id"), self.step_type.__name__
+        if not isinstance(step, self.step_type):
+            raise TypeError(
+                f"{task}: step is of type {type(step).__name__}, and {type(self).__name__} wants a "
+                f"{wanted} of ddl_airflow.core.plan"
+            )
+        _check_commands(task, step)
         super().__init__(**kwargs)
         # Past Airflow's __setattr__, which looks for earlier tasks at each field, and once more for
         # all when this has returned.
@@ -525,18 +535,42 @@ class StepOperator(PrototypedOperator):
             context["params"] = self._as_the_form_means(context["params"])
             for name, value in self.filled_in(context, jinja_env).items():
                 setattr(self, name, value)
-        for name in self.template_fields:
-            # Of an operator of a Python DAG: what an earlier task has returned.
-            if isinstance(value := getattr(self, name), XComArg):
-                setattr(self, name, value.resolve(context))
+            self._take_returned(context)
         params = context["params"]
         for name in self.step.settable:
             if name in params:
                 setattr(self, name, params[name])
         if isinstance(self.step, ScriptStep):
-            self.parameters = {
-                name: params.get(name, value) for name, value in self.parameters.items()
-            }
+            self.parameters = self.given(params)
+
+    def given(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of its scripts, as the run has them.
+
+        Args:
+            params: the run's values.
+        """
+        return {name: params.get(name, value) for name, value in self.parameters.items()}
+
+    def _take_returned(self, context: Any) -> None:
+        """Takes what earlier tasks have returned, in fields of an operator of a Python DAG.
+
+        Raises:
+            SettingInvalid: the place of data is no text.
+        """
+        for name in self.template_fields:
+            value = getattr(self, name)
+            if next(XComArg.iter_xcom_references(value), None) is None:
+                continue
+            value = _returned(value, context)
+            if isinstance(place := getattr(self.step, name), StoreReference):
+                if not isinstance(uri := value["uri"], str):
+                    raise SettingInvalid(
+                        f"{name}: the task that was to say its place has returned "
+                        f"{ascii(uri)[:60]}, wanted a URI as text."
+                    )
+                place = replace(place, uri=uri.rstrip("/"))
+                self.step, value = replace(self.step, **{name: place}), place.view()
+            setattr(self, name, value)
 
     def filled_in(self, context: Any, jinja_env: Any = None) -> dict[str, Any]:
         """The fields with templates, by name, with the run's values in them.
@@ -655,6 +689,15 @@ def _shown(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
+def _returned(value: Any, context: Any) -> Any:
+    """The value with what earlier tasks have returned where it refers to them."""
+    if isinstance(value, XComArg):
+        return value.resolve(context)
+    if isinstance(value, Mapping):
+        return {name: _returned(one, context) for name, one in value.items()}
+    return [_returned(one, context) for one in value] if isinstance(value, list) else value
+
+
 def _is_integer(field: Param) -> bool:
     kinds = field.schema.get("type", ())
     kinds = [kinds] if isinstance(kinds, str) else kinds
@@ -664,6 +707,22 @@ def _is_integer(field: Param) -> bool:
 def fields_of(step: type[Step]) -> tuple[str, ...]:
     """What Airflow shows of a step: all its fields."""
     return tuple(one.name for one in fields(step))
+
+
+def _check_commands(task_id: object, step: Step) -> None:
+    """Raises TypeError of a command that whoever made the step has given as something else."""
+    for name, wanted in (("command", "text"), ("commands", "a list of texts")):
+        given = getattr(step, name, () if name == "commands" else "")
+        listed = isinstance(given, (list, tuple))
+        texts: Sequence[Any] = given if listed else [given]
+        if any(isinstance(one, XComArg) or _PULLS in str(one) for one in texts):
+            raise TypeError(
+                f"{task_id}: {name} is, in part or whole, what an earlier task returns, and what "
+                "runs has to be written out. Give values as parameters of the step, such as "
+                "parameters={'rate': search.output}; the script reads $PARAM_RATE"
+            )
+        if listed != (name == "commands") or not all(isinstance(one, str) for one in texts):
+            raise TypeError(f"{task_id}: {name} is {ascii(given)[:60]}, wanted {wanted}")
 
 
 def _check_templates(name: str, value: str | Sequence[str]) -> None:

@@ -15,7 +15,8 @@ class EvaluateOperator(StepOperator):
     """
 
     work = Evaluate
-    template_fields = fields_of(EvaluateStep)
+    step_type = EvaluateStep
+    template_fields = fields_of(step_type)
     template_fields_renderers = {"command": "bash", "parameters": "json", "secrets": "json"}
     ui_color = "#f3e9c9"
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.manifest.templates import dates_in
-from ddl_airflow.core.plan import StageDataStep
+from ddl_airflow.core.parameters import parameter_environment
+from ddl_airflow.core.plan import ScriptStep, StageDataStep
 from ddl_airflow.operators.base import StepOperator, fields_of, no_logical_date
 from ddl_airflow.steps.stage import StageData
 
@@ -22,19 +23,23 @@ class StageDataOperator(StepOperator):
     """
 
     work = StageData
-    template_fields = fields_of(StageDataStep)
+    step_type = StageDataStep
+    template_fields = fields_of(step_type)
     template_fields_renderers = {"manifest": "json"}
     ui_color = "#d8ecf3"
 
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
         """Fails of what later steps would fail of, once the data are there: templates for which
-        the run has no value, such as dates of a run that has none.
+        the run has no value, such as dates of a run that has none; values that no script can be
+        given.
         """
         super().render_template_fields(context, jinja_env)
         with airflow_errors(), self._noting_failure(context):
             for step in self._later():
                 if context.get("logical_date") is None:
                     _check_dates(step)
+                if isinstance(step.step, ScriptStep):
+                    parameter_environment(step.given(context["params"]))
                 step.filled_in(context)
 
     def take_fixed(self, context: Any) -> None:

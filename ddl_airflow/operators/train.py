@@ -35,7 +35,8 @@ class TrainOperator(StepOperator):
     """
 
     work = Train
-    template_fields = fields_of(TrainStep)
+    step_type = TrainStep
+    template_fields = fields_of(step_type)
     template_fields_renderers = {
         "command": "bash",
         "scheduler": "json",

@@ -15,7 +15,8 @@ class TransformOperator(StepOperator):
     """
 
     work = Transform
-    template_fields = fields_of(TransformStep)
+    step_type = TransformStep
+    template_fields = fields_of(step_type)
     template_fields_renderers = {
         "inputs": "json",
         "outputs": "json",

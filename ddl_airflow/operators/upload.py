@@ -22,7 +22,8 @@ class UploadResultsOperator(StepOperator):
     """
 
     work = UploadResults
-    template_fields = fields_of(UploadResultsStep)
+    step_type = UploadResultsStep
+    template_fields = fields_of(step_type)
     template_fields_renderers = {"manifest": "json"}
     ui_color = "#d9efd5"
     operator_extra_links = (ResultsLink(),)
@@ -31,7 +32,13 @@ class UploadResultsOperator(StepOperator):
     @classmethod
     def own_state(cls, dag_id: str, own: Mapping[str, Any]) -> dict[str, Any]:
         """Besides, the asset."""
-        outlets = [asset_of(f"{own['step'].results.uri}/{dag_id}")]
+        uri = own["step"].results.uri
+        if not isinstance(uri, str):
+            raise ValueError(
+                "the place of results is needed when the DAG is parsed: the asset is called by it. "
+                "Write its URI; what an earlier task returns is not known then"
+            )
+        outlets = [asset_of(f"{uri}/{dag_id}")]
         return {**super().own_state(dag_id, own), "outlets": outlets}
 
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:

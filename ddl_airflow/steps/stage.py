@@ -16,7 +16,7 @@ from ddl_airflow.core.errors import StagingError, SubmitFailed
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.sections.places import POINTERS, UNPACKED_AND_STREAMED
 from ddl_airflow.core.manifest.templates import differs_by_run
-from ddl_airflow.core.plan import StageDataStep, TrainStep, UploadResultsStep
+from ddl_airflow.core.plan import StageDataStep, TrainStep, UploadResultsStep, named_by
 from ddl_airflow.core.scripts import CURE, will_train_apart
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.index import FOLDER as INDEX_FOLDER
@@ -139,7 +139,7 @@ class StageData(StepTry[StageDataStep]):
             layout,
             self.context.run.run_id,
             self._made_of(listing.fingerprint, code),
-            {name: step.fixed() for name, step in self.context.later.items()},
+            self._fixed(),
             self.step.manifest.get("earlier_digests", ()),
             self.step.selection,
             {name: summary[name] for name in ("uri", "resolved_uri") if name in summary},
@@ -152,7 +152,7 @@ class StageData(StepTry[StageDataStep]):
                 "code": code.record(),
                 "manifest": {
                     name: value
-                    for name, value in self.step.manifest.items()
+                    for name, value in self._manifest().items()
                     if name != "earlier_digests"
                 },
                 "tries": {"stage_data": self.context.tries},
@@ -306,9 +306,15 @@ class StageData(StepTry[StageDataStep]):
         return {
             "dataset": dataset,
             "code": code.digest,
-            "manifest": self.step.manifest.get("digest"),
+            "manifest": self._manifest()["digest"],
             "parameters": dict(self.context.run.parameters),
         }
+
+    def _fixed(self) -> dict[str, Any]:
+        return {name: step.fixed() for name, step in self.context.later.items()}
+
+    def _manifest(self) -> Mapping[str, Any]:
+        return named_by(self.step.manifest, self.context.run.dag_id, self._fixed())
 
     def _defaults(self) -> dict[str, Any]:
         """What a run may set, by name, as the later steps have it where no run does."""

@@ -21,7 +21,7 @@ from ddl_airflow.core.errors import (
     TransformError,
 )
 from ddl_airflow.core.metrics import Measurement, deciding
-from ddl_airflow.core.plan import UploadResultsStep
+from ddl_airflow.core.plan import UploadResultsStep, named_by
 from ddl_airflow.evidence.names import EVIDENCE
 from ddl_airflow.lineage.compare import CODE
 from ddl_airflow.lineage.index import add, begin
@@ -267,6 +267,8 @@ class UploadResults(StepTry[UploadResultsStep]):
         from ddl_airflow.storage.publication import publications, publish
 
         layout = self.layout
+        steps = (fixed_run(layout) or {}).get("steps", {})
+        manifest = named_by(self.step.manifest, self.context.run.dag_id, steps)
         made = Evidence()
 
         def evidence(record: dict[str, Any]) -> Mapping[str, Path]:
@@ -277,7 +279,7 @@ class UploadResults(StepTry[UploadResultsStep]):
 
         record = assemble(
             layout,
-            self.step.manifest,
+            manifest,
             self.context.run,
             files,
             tries=self.context.tries,
@@ -301,7 +303,7 @@ class UploadResults(StepTry[UploadResultsStep]):
             marker={
                 "dag_id": self.context.run.dag_id,
                 "training_id": layout.training_id,
-                "manifest": self.step.manifest["digest"],
+                "manifest": manifest["digest"],
                 # The rule is the newest publication's: see ddl_airflow.lineage.retention.
                 "keep": self.step.keep,
             },

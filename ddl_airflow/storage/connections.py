@@ -18,14 +18,19 @@ def open_by_connection(uri: str, connection: AirflowConnection) -> ObjectStore:
     Raises:
         ConnectionInvalid: the connection is not of its kind, or its fields are not right.
     """
-    kind, implementation = kind_and_class(uri)
-    if kind.connection_types and connection.conn_type not in kind.connection_types:
-        wanted = " or ".join(kind.connection_types)
-        raise ConnectionInvalid(
-            f"connection {connection.conn_id!r} is of type {connection.conn_type!r}, and {uri} is "
-            f"opened by one of type {wanted}"
-        )
+    implementation = kind_and_class(uri)[1]
+    check_type(uri, connection.conn_id, connection.conn_type)
     return implementation.opened(uri, implementation.access_by(connection))
+
+
+def check_type(uri: str, conn_id: str, conn_type: str) -> None:
+    """Raises ConnectionInvalid if a connection is of something else than what a URI names."""
+    types = kind_and_class(uri)[0].connection_types
+    if types and conn_type not in types:
+        raise ConnectionInvalid(
+            f"connection {conn_id!r} is of type {conn_type!r}, and {uri} is opened by one of type "
+            f"{' or '.join(types)}"
+        )
 
 
 def open_by_keys(

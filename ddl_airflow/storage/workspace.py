@@ -29,7 +29,7 @@ def check_mounted(workspace: Path, seen: Path) -> None:
         seen: the host's own folder, in which it remembers workspaces.
 
     Raises:
-        StagingError: it was there before, and is not now.
+        StagingError: it was there before, and is not now; or there is something else.
         OSError: it cannot be looked at, or made.
     """
     name = hashlib.sha256(os.fsencode(workspace)).hexdigest()[:16]
@@ -43,7 +43,16 @@ def check_mounted(workspace: Path, seen: Path) -> None:
             f"not in it. Mount it. If it is a new one, or was deleted on purpose, delete {note}."
         )
     else:
-        make_workspace(workspace)
+        try:
+            make_workspace(workspace)
+        except (FileExistsError, NotADirectoryError) as error:
+            parents = (workspace, *workspace.parents)
+            taken = next(one for one in parents if os.path.lexists(one) and not one.is_dir())
+            raise StagingError(
+                f"{taken} is no folder, and the workspace is to be {workspace}. Correct [ddl] "
+                "workspace, or remove what is there.",
+                retryable=False,
+            ) from error
         mark.write_text("Trainings run here; without this file, nothing is written.\n", "utf-8")
         _remember(note, workspace)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
@@ -37,6 +37,7 @@ from ddl_airflow.core.manifest.rule import Finding, Rule, nearest, suggestion
 from ddl_airflow.core.manifest.rules import OWN_RULES, RULES
 from ddl_airflow.core.manifest.sections.base import ByKind, Section
 from ddl_airflow.core.manifest.sections.launcher import compute_rules
+from ddl_airflow.core.manifest.sections.parameters import old_truths
 from ddl_airflow.core.manifest.sections.places import (
     REFERENCE,
     SECRET_FIELDS,
@@ -113,6 +114,8 @@ def load_manifest_text(
     else:
         found.document = document = wml.as_of_now(document)
         manifest = found.read(Manifest, document.value, [*rules, *OWN_RULES])
+        for finding in old_truths(document.value.get("parameters")):
+            found.add(finding, warning=True)
         for finding in wml.in_swift(document.value):
             found.drop(finding.field.rpartition(".")[0])
             found.add(finding)
@@ -350,6 +353,8 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 
 # --- from pydantic's errors to ours ----------------------------------------------------------
 
+# How alike a word must be to one of its own section to be that, whatever others have.
+_SURELY = 0.8
 _WANTED = {
     "model_type": "a mapping of fields",
     "dict_type": "a mapping of names",
@@ -372,7 +377,10 @@ def _field_findings(
             continue  # it has items, and they are what is wrong
         path = reduce(child, one["loc"], "")
         around = _around(root, value, one["loc"])
-        message, fix = _words(around, one["type"], one["loc"], one["input"], one.get("ctx", {}))
+        if one["type"] == "extra_forbidden":
+            message, fix = "unknown field", _fix_of_unknown(root, str(one["loc"][-1]), around)
+        else:
+            message, fix = _words(around, one["type"], one["loc"], one["input"], one.get("ctx", {}))
         yield Finding(path, message, fix)
 
 
@@ -393,8 +401,6 @@ def _words(
 ) -> tuple[str, str]:
     """Returns message and fix for one of pydantic's error types."""
     name, fields = str(loc[-1]), _fields(around.section)
-    if kind == "extra_forbidden":
-        return _unknown(name, fields, around.by_kind.others() if around.by_kind else {})
     field = fields.get(name)
     example = (
         f"{name}: {_flow(field.examples[0])}"
@@ -423,12 +429,56 @@ def _words(
     return f"is {shown}, wanted {_WANTED.get(kind, kind)}", for_example
 
 
-def _unknown(name: str, fields: Mapping[str, Any], others: Mapping[str, str]) -> tuple[str, str]:
-    """Returns message and fix for a field that the section does not have; others: see ByKind."""
-    near = nearest(name, {*fields, *others})
+# As Airflow's DAGs and operators have it.
+_OF_AIRFLOW = {
+    "dag_id": "The DAG is called by model_definition.name.",
+    "start_date": "Write schedule: {start: 2026-01-31}.",
+    "retry_delay": "Write retries: {delay: 30s}.",
+    "execution_timeout": "Write steps: {train: {timeout: 12h}}.",
+    **dict.fromkeys(
+        ("pool", "queue", "executor", "priority_weight"),
+        "Where tasks run is said by the site's table of compute_configuration.name: [ddl] compute.",
+    ),
+}
+_MOST_PLACES = 8
+
+
+def _fix_of_unknown(root: type[BaseModel], name: str, around: _Around) -> str:
+    """Returns the fix for a field that the section around it does not have."""
+    if name == "<<":
+        return "Merge keys are not read. Write the fields out; or an alias for all of a section."
+    fields = _fields(around.section)
+    others = around.by_kind.others() if around.by_kind else {}
+    near = nearest(name, {*fields, *others}, _SURELY)
+    # A word of another section is written there more often than it is another one misspelt.
+    if near is None and name in _OF_AIRFLOW:
+        return _OF_AIRFLOW[name]
+    if near is None and 0 < len(places := _places(root).get(name, ())) <= _MOST_PLACES:
+        return f"It belongs in {' or '.join(filter(None, (', '.join(places[:-1]), places[-1])))}."
+    near = near or nearest(name, {*fields, *others})
     if near and near not in fields:
-        return "unknown field", f"Did you mean {near}, for kind {others[near]}?"
-    return "unknown field", suggestion(name, fields)
+        return f"Did you mean {near}, for kind {others[near]}?"
+    return suggestion(name, fields)
+
+
+@cache
+def _places(root: type[BaseModel]) -> Mapping[str, tuple[str, ...]]:
+    """The sections that have a field of a name, as dotted paths; none of lists."""
+    found: dict[str, list[str]] = {}
+
+    def walk(section: type[BaseModel], path: str) -> None:
+        for name, field in _fields(section).items():
+            if path:
+                found.setdefault(name, []).append(path)
+            origin, inner = get_origin(field.annotation), _model_of(field.annotation)
+            if inner is not None and origin is not tuple and origin is not Mapping:
+                walk(inner, child(path, name))
+            for one in field.metadata:
+                for other in one.others() if isinstance(one, ByKind) else ():
+                    found.setdefault(other, []).append(child(path, name))
+
+    walk(root, "")
+    return {name: tuple(paths) for name, paths in found.items()}
 
 
 def _literals(annotation: Any) -> tuple[Any, ...]:

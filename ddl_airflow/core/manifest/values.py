@@ -28,6 +28,7 @@ _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]
 LEAST_WHOLE, MOST_WHOLE = -(2**63), 2**64 - 1
 # Which one a run may choose.
 CHECKPOINT = "(latest|0|[1-9][0-9]*)"
+_NO_NUMBER = re.compile(r"[+-]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _MOMENT = "[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2})?)?"
 
 
@@ -59,6 +60,7 @@ class Unusable(ValueError):
         self.fix = fix
 
 
+_IN_QUOTES = "Write it in quotes, if the text is meant."
 _TOO_LONG = "Write it in quotes, as text; or with an exponent, such as 1e20, if it may be rounded."
 
 
@@ -140,6 +142,8 @@ def _value(value: Any) -> bool | int | float | str:
     if isinstance(value, Plain):
         if value in _TRUTHS:  # as in YAML 1.2
             return value.lower() == "true"
+        if _NO_NUMBER.fullmatch(value):
+            raise Unusable(f"is {value}, which no run can be given as a number", _IN_QUOTES)
         short = _unquoted_whole(value)
         if not isinstance(short, Plain):
             return int(short)

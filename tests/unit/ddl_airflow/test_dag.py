@@ -29,6 +29,7 @@ from ddl_airflow.lineage.production import PRODUCTION, point
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.publication import publish
+from tests.pages import blocks
 
 ROOT = Path(__file__).parents[3]
 STEPS = ["stage_data", "train", "transform", "upload_results"]
@@ -123,6 +124,19 @@ def test_the_example_that_scores_takes_what_the_pointer_names(tmp_path):
 def dag_of(tmp_path: Path, write_manifest, more: str = "", **fields: str) -> DAG:
     path = write_manifest(tmp_path, more=more, **fields)
     return dag_from(load_manifest(path), path, path.read_text())
+
+
+def test_the_documented_dag_of_ones_own_is_stored(tmp_path):
+    """What its steps do: test_base.py, test_upload.py."""
+    (block,) = (one for one in blocks(ROOT / "docs" / "python.md") if one.language == "python")
+    (tmp_path / "own.py").write_text(block.text)
+    dag = runpy.run_path(str(tmp_path / "own.py"))["dag"]
+    assert json.loads(json.dumps(DagSerialization.to_dict(dag)))["dag"]["dag_id"] == dag.dag_id
+    before = {task.task_id: sorted(task.upstream_task_ids) for task in dag.tasks}
+    assert before.pop("stage_data") == ["export"]
+    assert before.pop("train") == ["search", "stage_data"]
+    assert (before.pop("transform"), before.pop("upload")) == (["train"], ["transform"])
+    assert before == {"export": [], "search": [], "deploy": ["upload"]}
 
 
 def test_schedules(tmp_path, write_manifest):

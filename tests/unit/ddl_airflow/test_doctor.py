@@ -364,3 +364,36 @@ def test_a_setting_whose_command_fails_is_a_line(home, setting, command, said):
     assert f"Correct AIRFLOW__{setting}_CMD: " in done.stdout
     assert "Traceback" not in done.stderr and "a-secret" not in done.stdout + done.stderr
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("{home}/no-such.yml", "{home}/no-such.yml: cannot be read: No such file or directory "),
+        ('{{"compute": {{"a100": {{"slot": 8}}}}}}', "compute.a100.slot: unknown field Did you "),
+        (
+            '{{"compute": {{"a100": {{"slots": 8, "executor": "Celery"}}}}}}',
+            "a100 has executor Celery in [ddl] compute; this Airflow has not Known: ",
+        ),
+    ],
+)
+def test_a_table_of_compute_that_cannot_be_used_is_wrong(home, monkeypatch, table, said):
+    """The manifests that it is for have no DAG then, or none has."""
+    assert "compute" not in [one.what for one in examine()]
+    monkeypatch.setenv("AIRFLOW__DDL__COMPUTE", table.format(home=home))
+    state, found_said = found("compute")
+    assert state is State.WRONG and said.format(home=home) in found_said
+
+
+def test_numbers_that_are_none_are_wrong(home, monkeypatch):
+    given = {
+        **{"TRANSFER_WORKERS": "many", "EVIDENCE": "maybe", "PREEMPTIONS": "2.5"},
+        **{"DATA_POLL_INTERVAL": "0", "JOB_POLL_INTERVAL": "-1"},
+    }
+    assert "settings" not in [one.what for one in examine()]
+    for name, text in given.items():
+        monkeypatch.setenv(f"AIRFLOW__DDL__{name}", text)
+    said = [f"{one.said} {one.fix}" for one in examine() if one.what == "settings"]
+    assert len(said) == len(given)
+    assert all(any(name.lower() in line for line in said) for name in given)
+    assert any("data_poll_interval is 0, and a pause is more than 0 seconds" in one for one in said)

@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "importer": {"airflow_internals", "bundle", "core", "manifest_file"},
     "plugin": {"airflow_internals", "core", "site", "lineage", "hooks", "links"},
     "demo": {"core", "storage", "launchers", "lineage"},
-    "doctor": {"core", "launchers", "operators", "site", "storage"},
+    "doctor": {"airflow_internals", "core", "launchers", "operators", "site", "storage"},
     "local_run": {"core", "storage", "launchers", "lineage", "steps"},
     "commands": {
         *("core", "storage", "lineage", "evidence", "steps", "local_run", "demo", "doctor"),

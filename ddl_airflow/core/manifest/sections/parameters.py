@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from ddl_airflow.core.errors import SettingInvalid
-from ddl_airflow.core.manifest.document import child
+from ddl_airflow.core.manifest.document import Plain, child
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering, suggestion
 from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.sections.outcome import Evaluation
@@ -40,6 +40,7 @@ _METHODS = {name for name in dir(dict) if not name.startswith("_")} | {"dump", "
 _SECRET_NAME = re.compile(
     r"(.*_)?(secret|token|password|passwd|pwd|credentials?|(api|access|secret|private)_?key)"
 )
+_OLD_TRUTHS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 # A browser's whole numbers. Source: ECMAScript, Number.MAX_SAFE_INTEGER
 _MOST_WHOLE = 2**53 - 1
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
@@ -229,6 +230,23 @@ def _parameter_findings(at: str, one: Parameter) -> Findings:
 
 def _beyond(value: float, name: str, bound: float) -> bool:
     return value < bound if name == "minimum" else value > bound
+
+
+def old_truths(written: Any) -> Findings:
+    """Yields defaults that mean true or false to readers of YAML 1.1, and are text here.
+
+    Args:
+        written: the document's ``parameters``: only there it is known what has no quotes.
+    """
+    for name, one in written.items() if isinstance(written, Mapping) else ():
+        at, given = child("parameters", name), one
+        if isinstance(one, Mapping):
+            if "choices" in one:
+                continue
+            at, given = f"{at}.default", one.get("default")
+        if isinstance(given, Plain) and (truth := _OLD_TRUTHS.get(given.lower())):
+            fix = f"Write {truth}; or '{given}' in quotes, if the text is meant."
+            yield Finding(at, f"is the text {str(given)!r}", fix)
 
 
 @_rule("parameters", warning=True)

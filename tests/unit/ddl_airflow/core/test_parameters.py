@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import subprocess
 
 import pytest
 
@@ -40,6 +41,15 @@ def test_what_no_process_can_be_given_is_refused(value):
         word_of(value)
     with pytest.raises(SettingInvalid, match=r"^note is '.*': it has .* Leave it out\.$"):
         parameter_environment({"note": value})
+
+
+def test_a_value_is_as_long_as_linux_takes():
+    most = parameter_environment({"note": "x" * 131_060})
+    subprocess.run(["/bin/true"], env=most, check=True)
+    with pytest.raises(SettingInvalid, match="note has 131,061 bytes"):
+        parameter_environment({"note": "x" * 131_061})
+    with pytest.raises(OSError, match="Argument list too long"):
+        subprocess.run(["/bin/true"], env={"PARAM_NOTE": "x" * 131_061}, check=True)
 
 
 def test_a_template_that_gives_none_is_named():

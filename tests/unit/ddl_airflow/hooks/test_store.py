@@ -12,6 +12,7 @@ from ddl_airflow.core.errors import ConnectionInvalid, StagingError
 from ddl_airflow.core.manifest.sections.places import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import ObjectStoreHook, connection_of, secret_of, store_of
+from ddl_airflow.storage.connections import open_by_connection
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import client_by_connection, settings_of
@@ -238,6 +239,18 @@ def test_stores_of_other_clouds_are_opened_by_their_own_types(monkeypatch, uri, 
     monkeypatch.setenv("AIRFLOW_CONN_UNIT_CLOUD", json.dumps({"conn_type": "aws"}))
     with pytest.raises(ConnectionInvalid, match="'unit_cloud' is of type 'aws'"):
         store_of(StoreReference(uri, connection))
+
+
+def test_a_bucket_is_opened_by_no_connection_of_something_else(monkeypatch):
+    """Airflow's hook would warn, and ask Amazon with whatever keys the machine itself has."""
+    said = {"conn_type": "http", "host": "example.com", "login": "a", "password": "b@:/%c"}
+    monkeypatch.setenv("AIRFLOW_CONN_UNIT_HTTP", json.dumps(said))
+    wanted = "'unit_http' is of type 'http', and s3://models/a is opened by one of type ddlstore or"
+    reference = StoreReference("s3://models/a", Connection(conn_id="unit_http"))
+    with pytest.raises(ConnectionInvalid, match=wanted):
+        store_of(reference)
+    with pytest.raises(ConnectionInvalid, match=wanted):
+        open_by_connection(reference.uri, connection_of("unit_http"))
 
 
 def of_the_hook(conn_id):

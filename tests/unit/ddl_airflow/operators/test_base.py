@@ -4,9 +4,10 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -26,11 +27,20 @@ from ddl_airflow.core.errors import (
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.manifest.rights import Place, Rights
-from ddl_airflow.core.plan import Step, TrainStep
+from ddl_airflow.core.plan import (
+    StageDataStep,
+    Step,
+    StoreReference,
+    TrainStep,
+    TransformStep,
+    UploadResultsStep,
+)
 from ddl_airflow.lineage.record import fixed_run, write_part
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.operators.base import StepOperator, layout_of, rank_python
+from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
+from ddl_airflow.operators.upload import UploadResultsOperator
 from ddl_airflow.site import training_of, workspace
 from ddl_airflow.steps import base
 from ddl_airflow.steps.base import StepTry, TransferLog
@@ -195,9 +205,11 @@ def test_a_cleared_task_has_all_its_attempts_again(workspace, context_of):
 
 def test_workspace_that_cannot_be_made_is_an_error_of_ours(context_of, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", str(tmp_path / "file" / "w"))
-    with pytest.raises(AirflowException, match=str(tmp_path / "file")):
-        Task(task_id="t").execute(context_of("some-dag"))
+    for place in ("file", "file/w", "file/w/x"):
+        monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", str(tmp_path / place))
+        said = rf"StagingError: {tmp_path}/file is no folder, .*Correct \[ddl\] workspace"
+        with pytest.raises(AirflowFailException, match=said):
+            Task(task_id="t").execute(context_of("some-dag"))
 
 
 def test_transfer_log_speaks_now_and_then(monkeypatch, caplog):
@@ -342,10 +354,95 @@ def test_what_an_earlier_task_returned_is_taken(workspace, context_of):
     assert (train.nodes, asked["task_ids"]) == (3, "count")
 
 
+def test_what_earlier_tasks_returned_is_taken_also_within_a_field(workspace, context_of, tmp_path):
+    """The rate that a search has found, and the place that a query has written to."""
+    with DAG("some-dag", schedule=None):
+        search, query = Task(task_id="search"), Task(task_id="query")
+        stage = StageDataOperator(
+            task_id="stage",
+            step=StageDataStep(
+                dataset=StoreReference(query.output), code=tmp_path, commands=["python train.py"]
+            ),
+        )
+        train = TrainOperator(
+            task_id="train",
+            step=TrainStep(
+                command="python train.py",
+                parameters={"rate": search.output["rate"], "epochs": 2},
+                metrics=[{"name": "loss", "regex": search.output["regex"]}],
+            ),
+        )
+    assert stage.upstream_task_ids == {"query"} and train.upstream_task_ids == {"search"}
+    assert "parameters" not in train.step.fixed() and "slots" in train.step.fixed()
+    returned = {"rate": 0.1, "regex": "loss=(.*)", "return_value": "file:///data/"}
+    context = context_of("some-dag")
+    context["ti"].xcom_pull = lambda key, **_: returned[key]
+    for task in (stage, train):
+        context["ti"].task = task
+        task.render_template_fields(context)
+    assert train.asked().parameters == {"rate": 0.1, "epochs": 2}
+    assert list(train.asked().metrics) == [{"name": "loss", "regex": "loss=(.*)"}]
+    assert stage.asked().dataset.uri == stage.dataset["uri"] == "file:///data"
+    returned["return_value"] = None
+    context["ti"].task = stage
+    stage.step = replace(stage.step, dataset=StoreReference(query.output))
+    stage.dataset = {"uri": query.output}
+    with pytest.raises(AirflowFailException, match="SettingInvalid: dataset: .* returned None"):
+        stage.render_template_fields(context)
+
+
+def test_an_operator_says_what_it_is_to_be_given(tmp_path):
+    """A line of Airflow's, or of ours, is all that an import error shows of the traceback."""
+    with DAG("some-dag", schedule=None):
+        for step in (TransformStep(), {"command": "python train.py"}, None):
+            with pytest.raises(TypeError) as said:
+                TrainOperator(task_id="train", step=step)
+            assert str(said.value) == (
+                f"train: step is of type {type(step).__name__}, and TrainOperator wants a "
+                "TrainStep of ddl_airflow.core.plan"
+            )
+        search = Task(task_id="search")
+        for command, why in (
+            (["python", "train.py"], r"train: command is \['python', 'train.py'\], wanted text"),
+            (search.output, "an earlier task returns.*Give values as parameters"),
+            (f"python train.py {search.output}", "an earlier task returns.*Give values as param"),
+        ):
+            with pytest.raises(TypeError, match=why):
+                TrainOperator(task_id="train", step=TrainStep(command=command))
+        data = StoreReference(tmp_path.as_uri())
+        with pytest.raises(TypeError, match="commands is 'python train.py', wanted a list of text"):
+            StageDataOperator(
+                task_id="stage",
+                step=StageDataStep(dataset=data, code=tmp_path, commands="python train.py"),
+            )
+        results = StoreReference(Task(task_id="query").output)
+        with pytest.raises(ValueError, match="the place of results is needed"):
+            UploadResultsOperator(
+                task_id="upload", step=UploadResultsStep(results=results, manifest={})
+            )
+
+
 def with_data(manifest):
     (manifest.parent / "data").mkdir()
     (manifest.parent / "data" / "numbers").write_text("1")
     return manifest
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("x" * 131_062, "note has 131,062 bytes.* Put it into a file"), ("a\0b", "note is 'a.x00b'")],
+)
+def test_a_value_that_no_script_can_be_given_fails_before_data_are_fetched(
+    tmp_path, workspace, write_manifest, run_task, value, said
+):
+    """Linux says of the first: Argument list too long."""
+    more = "parameters: {note: {default: none}}\n"
+    path = with_data(write_manifest(tmp_path / "dags", "noted", more=more))
+    dag = dag_from(load_manifest(path), path)
+    done = run_task(dag.get_task("stage_data"), conf={"note": value})
+    assert done.state == "failed" and isinstance(done.error, AirflowFailException)
+    assert re.match(f"SettingInvalid: {said}", str(done.error)), str(done.error)
+    assert not (workspace / "cache").exists()
 
 
 @pytest.mark.parametrize("field", ["command", "commands", "evaluation"])

@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from airflow.sdk import DAG, TaskGroup
@@ -34,10 +35,17 @@ from ddl_airflow import cli
 from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.load import load_manifest
-from ddl_airflow.core.plan import plan
+from ddl_airflow.core.plan import UploadResultsStep, plan
 from ddl_airflow.lineage.index import begun_key, read_index
-from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, read_pointer, rollback
-from ddl_airflow.lineage.record import write_part
+from ddl_airflow.lineage.production import (
+    LATEST,
+    PRODUCTION,
+    made_of,
+    point,
+    read_pointer,
+    rollback,
+)
+from ddl_airflow.lineage.record import fixed_run, write_part
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.operators.evaluate import EvaluateOperator
 from ddl_airflow.operators.stage import StageDataOperator
@@ -48,6 +56,7 @@ from ddl_airflow.steps.transform import Transform
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.publication import publish
 from tests.schemas import check_lineage_schema
+from tests.unit.ddl_airflow.conftest import RUN_ID
 
 TRAIN = """
     import os
@@ -84,6 +93,35 @@ def trained(request, tmp_path, workspace, context_of, write_manifest):
     (layout.experiment / "checkpoint").write_text("model.ckpt-7")
     write_part(layout, "transform", {"result": {}, "tries": {"transform": 2}})
     return dag, context, layout
+
+
+def test_a_python_dag_publishes_without_a_manifest(trained, tmp_path, context_of):
+    """What its steps say takes the manifest's place: it is asked for once it has trained."""
+    made, _, _ = trained
+    digests = []
+    for command in ("python train.py", "python train.py", "python train.py --wide"):
+        with DAG("own", schedule=None):
+            of = {name: made.get_task(name).step for name in ("stage_data", "train")}
+            stage = StageDataOperator(task_id="stage", step=replace(of["stage_data"], manifest={}))
+            train = TrainOperator(task_id="train", step=replace(of["train"], command=command))
+            results = made.get_task("upload_results").step.results
+            upload = UploadResultsOperator(task_id="up", step=UploadResultsStep(results=results))
+            stage >> train >> upload
+        context = context_of("own", epochs=3)
+        layout = RunLayout(tmp_path / "workspace", "own", training_of("own", RUN_ID))
+        for task in (stage, train):
+            task.execute(context)
+        (layout.model).mkdir(parents=True, exist_ok=True)
+        (layout.model / "saved_model.pb").write_text("graph")
+        write_part(layout, "transform", {"result": {}, "tries": {"transform": 1}})
+        published = Path(urlsplit(upload.execute(context)["training"]).path)
+        record = json.loads((published / "lineage.json").read_text())
+        assert record["manifest"].keys() == {"name", "dialect", "digest"}
+        assert (record["manifest"]["name"], record["manifest"]["dialect"]) == ("own", "python")
+        assert (published / "evidence" / "model-card.md").exists()
+        assert fixed_run(layout)["made_of"] == made_of(record)
+        digests.append(record["manifest"]["digest"])
+    assert digests[0] == digests[1] != digests[2]
 
 
 @pytest.mark.parametrize("trained", [f"HF_TOKEN={SECRET} python train.py"], indirect=True)

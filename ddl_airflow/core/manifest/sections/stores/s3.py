@@ -17,6 +17,7 @@ class S3(BucketKind):
     form = "s3://bucket/prefix"
     implementation = "ddl_airflow.storage.s3:S3Store"
     has_keys = True
+    connection_types = ("ddlstore", "aws")
     environment = "the usual AWS_* variables, AWS_ENDPOINT_URL among them"
 
     def bucket_findings(self, at: str, bucket: str) -> Findings:

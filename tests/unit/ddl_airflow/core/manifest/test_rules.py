@@ -515,6 +515,23 @@ def test_a_parameter_that_is_named_like_a_secret_is_warned_of(
 
 
 @pytest.mark.parametrize(
+    ("written", "truth"),
+    [
+        *[("on", "true"), ("Yes", "true"), ("off", "false"), ("{default: NO}", "false")],
+        *[("'on'", None), ("true", None), ("one", None), ("{default: no, choices: [no]}", None)],
+    ],
+)
+def test_what_older_yaml_takes_for_true_or_false_is_said_to_be_text(
+    written: str, truth: str | None
+) -> None:
+    text = (VALID / "folders.yml").read_text("utf-8") + f"\nparameters: {{augment: {written}}}\n"
+    manifest = load_manifest_text(text, "m.yml")
+    assert isinstance(manifest.parameters["augment"].default, bool) is (written == "true")
+    found = [one for one in manifest.warnings if one.field.startswith("parameters.augment")]
+    assert [one.fix.split()[1].rstrip(",;") for one in found] == ([truth] if truth else [])
+
+
+@pytest.mark.parametrize(
     ("end", "said"),
     [
         ("|", "ends in |"),

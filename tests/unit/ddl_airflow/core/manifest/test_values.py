@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import example, given
@@ -72,6 +73,15 @@ def test_a_whole_number_of_more_than_64_bits_becomes_no_other(written):
     assert values._value(written) == written
     # A bound of an evaluation is a fraction in any case.
     assert values.number(Plain(written)) == float(written)
+
+
+@pytest.mark.parametrize("written", [".inf", "-.INF", "+.Inf", ".nan", ".NaN"])
+def test_what_yaml_writes_for_no_number_is_no_text_by_itself(written):
+    """A script that is given it as text reads no number: float(".inf") is an error."""
+    with pytest.raises(values.Unusable, match=f"is {re.escape(written)}, which no run can be"):
+        values._value(Plain(written))
+    assert values._value(written) == written
+    assert values._value(Plain("inf")) == "inf"
 
 
 @pytest.mark.parametrize("text", ["\t", " ", ", ", " lead", "true ", "a\n", ""])
