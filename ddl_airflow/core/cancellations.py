@@ -203,12 +203,17 @@ def _open_as_workspace(folder: Path, workspace: Path) -> int:
         The rights of a file in it.
     """
     site = workspace.stat()
-    if site.st_mode & stat.S_IWGRP:
-        make_folder(folder, workspace, site.st_gid)
-        return 0o660
     make_folder(folder, workspace)
     found = folder.stat()
-    if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != _OURS:
+    ours = found.st_uid == os.geteuid()
+    if site.st_mode & stat.S_IWGRP:
+        try:
+            make_folder(folder, workspace, site.st_gid)
+            return 0o660
+        except PermissionError:  # this user is not in that group
+            if not ours:
+                raise
+    if ours and stat.S_IMODE(found.st_mode) != _OURS:
         folder.chmod(_OURS)
     return 0o600
 

@@ -74,8 +74,8 @@ class JobTrigger(BaseTrigger):
     does not tell; and, once the job has been seen, be it by a triggerer before this one, whatever
     else is in the way. When a person fails, clears or deletes the task, Airflow calls ``on_kill``,
     which cancels the job; it does so from the triggerer that runs the trigger, so not while none
-    runs. That is noted until the scheduler has answered: where the triggerer ends before, a trigger
-    of whatever job does it, as soon as one runs, or the cleaning.
+    runs. All that is noted until it was done: where the triggerer ends before, or none has run, a
+    trigger of whatever job does it, as soon as one runs, or the cleaning.
 
     The triggerer must have the scheduler's commands, and see the workspace. One that has not fires
     at once, and says so; the job goes on.

@@ -99,7 +99,8 @@ DEADLY = """\
 answer=$(PATH=${{PATH#*:}} sbatch "$@") || exit
 if [ -e {folder}/kill-submitter ]; then
     rm {folder}/kill-submitter
-    kill -9 $PPID
+    # What holds sbatch for it is in between.
+    kill -9 "$(sed 's/.*) . \\([0-9]*\\) .*/\\1/' /proc/$PPID/stat)"
 fi
 while [ -e {folder}/hold-answer ]; do
     touch {folder}/held

@@ -95,6 +95,19 @@ def test_nobody_notes_in_a_workspace_that_is_closed_to_him(users, trainer, left)
     assert stat.S_IMODE(one.cancellation.stat().st_mode) == 0o600
 
 
+def test_a_group_that_its_user_is_not_in_keeps_nobody_from_noting(users, caplog):
+    workspace, (first, _), group = users
+    workspace.mkdir()
+    os.chown(workspace, first, group)
+    workspace.chmod(0o770)
+    one = started_in(workspace)
+    with acting(first, first):
+        note_cancellation(one)
+        assert cancellation_of(one).started == one
+    assert caplog.messages == []
+    assert stat.S_IMODE(one.cancellation.parent.stat().st_mode) == 0o700
+
+
 def test_what_ranks_may_have_noted_cancels_nothing(tmp_path, caplog):
     """In a folder that an earlier version has made under the umask 0, and that nobody came to."""
     one = started_in(tmp_path)

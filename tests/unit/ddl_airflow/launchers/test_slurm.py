@@ -462,6 +462,9 @@ def test_a_host_without_slurm_says_so(tmp_path, says):
         ("PREEMPTED None", "preempted", "had to make room"),
         ("NODE_FAIL None", "lost", "a node failed"),
         ("SUSPENDED None", "running", "suspended, on n[1-2]"),
+        ("STOPPED None", "running", "stopped, on n[1-2]"),
+        ("REQUEUED BeginTime", "pending", "in Slurm's queue (BeginTime)"),
+        ("REQUEUE_HOLD job_requeued_in_held_state", "pending", "(job_requeued_in_held_state)"),
         ("RESV_DEL_HOLD Reservation", "pending", "in Slurm's queue (Reservation)"),
     ],
 )
