@@ -78,8 +78,6 @@ _SEEN = "ddl-workspaces"
 _LISTENER = "airflow.providers.openlineage.plugins.listener"
 # How what an earlier task returns stands in a text that a Python DAG has made with it.
 _PULLS = "{{ task_instance.xcom_pull("
-# What Airflow knows a task by.
-_NAMES_OF_TASK = ("dag_id", "task_id", "run_id", "map_index")
 # Types of run: from the UI, the API or the command line, and "Materialize" of an asset in the UI.
 _BY_A_PERSON = ("manual", "backfill", "asset_materialization")
 
@@ -379,14 +377,20 @@ class StepOperator(PrototypedOperator):
             cleared=cleared,
             later={one.task_id: one.asked() for one in self._later()} | self._gates(),
             published=lambda facts: self._published(context, facts),
-            task=self._names(),
+            task=self._names(context),
         )
 
-    def _names(self) -> dict[str, Any] | None:
+    def _names(self, context: Any) -> dict[str, Any] | None:
+        """What Airflow knows the task by."""
         if self._airflow is None:  # run by no task runner
             return None
-        task = self._airflow["ti"]
-        return {name: getattr(task, name) for name in _NAMES_OF_TASK}
+        run, index = context["dag_run"], getattr(context["ti"], "map_index", -1)
+        return {
+            "dag_id": run.dag_id,
+            "task_id": self.task_id,
+            "run_id": run.run_id,
+            "map_index": index,
+        }
 
     def _published(self, context: Any, facts: Mapping[str, Any]) -> None:
         """Tells those who wait for the model."""

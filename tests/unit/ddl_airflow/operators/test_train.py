@@ -13,7 +13,6 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import fields, replace
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
 from airflow.sdk import DAG, BaseOperator
@@ -1531,8 +1530,7 @@ def test_nothing_is_noted_of_a_job_whose_end_was_dealt_with(
         status = FakeScheduler(cluster.folder).status(started.handle)
         return {"job": started.dump(), "status": status.dump(), "timed_out": False}
 
-    names = {"dag_id": "training", "task_id": "train", "run_id": RUN_ID, "map_index": -1}
-    scheduled._airflow = {"ti": SimpleNamespace(**names)}  # as in the process of a task runner
+    scheduled._airflow = {}  # as in the process of a task runner
     with pytest.raises(TaskDeferred):
         scheduled.execute_complete(context_of("training"), ended("preempted"))
     assert [one.started.handle.number for one in noted()] == [2]
