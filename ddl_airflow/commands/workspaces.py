@@ -12,8 +12,9 @@ from pathlib import Path
 from ddl_airflow.commands.options import Commands, takes_workspace
 from ddl_airflow.commands.results import open_place
 from ddl_airflow.core.errors import DdlError
-from ddl_airflow.core.layout import CACHE, experiments
+from ddl_airflow.core.layout import CACHE, cancellations, experiments
 from ddl_airflow.lineage.retention import clean_results
+from ddl_airflow.steps.job import cancel_all_noted
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.cleaning import Removed, Rules, clean_workspace, rules
 from ddl_airflow.storage.workspace import MARK, is_workspace
@@ -41,7 +42,8 @@ def add_to(commands: Commands) -> None:
         "clean",
         help="remove old runs, and what nobody uses of the cache and of published trainings",
         epilog="Durations as 30d, sizes as 500Gi. Airflow is not asked which runs are open, "
-        "but by clean_dag: choose --keep-runs longer than a run may wait. s3:// as for lineage.",
+        "but by clean_dag: choose --keep-runs longer than a run may wait. Jobs of schedulers that "
+        "were to be cancelled are. s3:// as for lineage.",
     )
     clean.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     takes_workspace(clean)
@@ -123,6 +125,8 @@ def _clean(options: argparse.Namespace) -> int:
     kept = rules(options.keep_runs, options.keep_experiments, options.cache_size)
     count, nbytes, failed = 0, 0, False
     for place in (*workspaces, *options.results):
+        if isinstance(place, Path):
+            _cancel_noted(place, dry_run=options.dry_run)
         try:
             for one in _removed(place, kept, dry_run=options.dry_run):
                 print(one)
@@ -134,6 +138,21 @@ def _clean(options: argparse.Namespace) -> int:
         would = "would remove" if options.dry_run else "removed"
         print(f"{would} {count}, {nbytes / 2**20:,.1f} MiB", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _cancel_noted(workspace: Path, *, dry_run: bool) -> None:
+    """Cancels the jobs of schedulers of which it is noted that they are to be."""
+
+    def is_open(dag_id: str, run_id: str) -> bool:
+        said = (
+            f"nobody waits for the job of run {run_id} of {dag_id}. If Airflow has ended that, "
+            "clean_dag cancels the job; Airflow is not asked here"
+        )
+        print(f"ddl-airflow: {said}", file=sys.stderr)
+        return True
+
+    for job in cancel_all_noted(cancellations(workspace), is_open, dry_run=dry_run):
+        print(f"{'would cancel' if dry_run else 'cancelled'} {job}")
 
 
 def _removed(place: Path | str, kept: Rules, *, dry_run: bool) -> Iterator[Removed]:

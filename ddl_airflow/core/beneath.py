@@ -97,9 +97,15 @@ def read_object(path: Path, root: Path, most_bytes: int = _MOST_BYTES) -> dict[s
     return said
 
 
-def write_beneath(path: Path, root: Path, content: bytes) -> None:
+def write_beneath(path: Path, root: Path, content: bytes, mode: int | None = None) -> None:
     """Writes a file whole or not at all, also where the host crashes; a link that is there is
     replaced, not followed.
+
+    Args:
+        path: the file, below root.
+        root: no link beneath it is followed.
+        content: of the file.
+        mode: its rights; None: as the umask has them.
 
     Raises:
         FileRefused: a part of the path to the file's folder is a link, or no folder.
@@ -111,6 +117,8 @@ def write_beneath(path: Path, root: Path, content: bytes) -> None:
             os.unlink(new, dir_fd=folder)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(new, flags, 0o666, dir_fd=folder), "wb") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -12,6 +12,11 @@ whatever of it is left. So nobody needs the right to signal another user's proce
 ``python -SE run_as.py --once USER COMMAND …`` becomes the command; the environment comes first in
 its standard input.
 
+``python -SE run_as.py --bound USER COMMAND …`` holds a command that has a standard input of its
+own: where the socket is closed, or its time is over, it is killed, with what it has started.
+Where Airflow's tasks run as root this runs as root, and the command alone as the user, who need not
+be able to read this Python.
+
 A program of the standard library alone, read as a file: it runs in the ranks' Python.
 """
 
@@ -55,10 +60,16 @@ def account(user: str) -> pwd.struct_passwd | None:
     return None if found.pw_uid == os.geteuid() else found
 
 
-def argv(user: str, python: str, command: Sequence[str], *, once: bool = False) -> list[str]:
-    """The line that runs a command as the user: to be started with ``identity``."""
-    words = [python, "-SE", __file__, *(["--once"] if once else []), user, *command]
-    return words if os.geteuid() == 0 else [_sudo(), "-n", "-u", user, "--", *words]
+def argv(user: str, python: str, command: Sequence[str], how: str = "") -> list[str]:
+    """The line that runs a command as the user: to be started with ``identity``.
+
+    Args:
+        user, python, command: those.
+        how: ``--once``, or empty; or ``--bound``, to be started without ``identity``.
+    """
+    words = [python, "-SE", __file__, *([how] if how else []), user, *command]
+    own = not user or os.geteuid() == 0
+    return words if own else [_sudo(), "-n", "-u", user, "--", *words]
 
 
 def identity(user: str) -> dict[str, Any]:
@@ -121,14 +132,23 @@ def run(
     env: Mapping[str, str],
     given: str = "",
     timeout_s: float,
+    bound: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end, or for so long; raises as ``subprocess.run``."""
+    """Runs a command to its end, or for so long; raises as ``subprocess.run``.
+
+    Args:
+        user, python, command, env, given, timeout_s: those.
+        bound: whether it is to end, too, with all that it has started, when this process is killed
+            or stands still. Then the user may be empty, for the one that this process runs as.
+    """
+    if bound:
+        return _run_bound(user, python, command, env, given, timeout_s)
     told = json.dumps(dict(env))
     by_sudo = os.geteuid() != 0
     # It ends itself: sudo is root's, and may not be killed; and this process may be, meanwhile.
     command = ["timeout", "--signal=KILL", f"{math.ceil(timeout_s) + 1}", *command]
     process = subprocess.Popen(
-        argv(user, python, command, once=True) if by_sudo else command,
+        argv(user, python, command, "--once") if by_sudo else command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -154,6 +174,47 @@ def run(
     return subprocess.CompletedProcess(process.args, process.returncode, said, errors)
 
 
+def _run_bound(
+    user: str,
+    python: str,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    given: str,
+    timeout_s: float,
+) -> subprocess.CompletedProcess[str]:
+    told = json.dumps({"env": dict(env), "given": given, "limit_s": timeout_s + 1}).encode()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen(
+            argv(user, python, command, "--bound"),
+            stdin=theirs.fileno(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={"PATH": os.environ.get("PATH", os.defpath)},
+            cwd="/",
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        theirs.close()
+        try:
+            ours.settimeout(timeout_s)  # a sudo that hangs takes nothing
+            with suppress(BrokenPipeError, ConnectionResetError):  # or one that has refused
+                ours.sendall(f"{len(told):0{_LENGTH}x}".encode() + told)
+            said, errors = process.communicate(timeout=timeout_s)
+        except BaseException as error:
+            ours.close()  # which ends the command
+            with suppress(PermissionError, ProcessLookupError, subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)
+                # It is sudo's: root's, which may not be killed, or that of one that has ended.
+            for pipe in filter(None, (process.stdout, process.stderr)):
+                pipe.close()
+            if isinstance(error, TimeoutError):
+                raise subprocess.TimeoutExpired(process.args, timeout_s) from None
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, said, errors)
+
+
 def _sudo() -> str:
     return shutil.which("sudo") or "/usr/bin/sudo"
 
@@ -162,15 +223,19 @@ def _sudo() -> str:
 
 
 def main(words: list[str]) -> int:
-    once = words[0] == "--once"
-    user, *command = words[1:] if once else words
-    if pwd.getpwnam(user).pw_uid != os.geteuid():
+    how = words[0] if words[0] in ("--once", "--bound") else ""
+    user, *command = words[1:] if how else words
+    here = how == "--bound" and (not user or os.geteuid() == 0)
+    if not here and pwd.getpwnam(user).pw_uid != os.geteuid():
         print(f"this runs as user id {os.geteuid()}, and not as {user}", file=sys.stderr)
         return _REFUSED
-    os.umask(UMASK)
-    if once:
-        env = json.loads(_exactly(int(_exactly(_LENGTH), 16)))
-        os.execvpe(command[0], command, env)
+    if user:
+        os.umask(UMASK)
+    if how:
+        told = json.loads(_exactly(int(_exactly(_LENGTH), 16)))
+        if how == "--bound":
+            return _bind(command, identity(user) if user else {}, **told)
+        os.execvpe(command[0], command, told)
     holder = socket.socket(fileno=os.dup(0))
     length, descriptors, _, _ = socket.recv_fds(holder, _LENGTH, _MOST_DESCRIPTORS)
     if len(length) < _LENGTH:
@@ -188,6 +253,37 @@ def main(words: list[str]) -> int:
         preexec_fn=_in_child,  # safe: this process has one thread
     )
     return _hold(child, holder, env)
+
+
+def _bind(
+    command: Sequence[str],
+    whose: Mapping[str, Any],
+    env: dict[str, str],
+    given: str,
+    limit_s: float,
+) -> int:
+    script = os.memfd_create("given")
+    with open(script, "wb", closefd=False) as file:
+        file.write(given.encode())
+    os.lseek(script, 0, os.SEEK_SET)
+    try:
+        child = subprocess.Popen(
+            command,
+            env=env,
+            stdin=script,
+            start_new_session=True,
+            preexec_fn=_in_child,  # safe: this process has one thread
+            **whose,
+        )
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        return _REFUSED
+    ended = os.pidfd_open(child.pid)
+    ready, _, _ = select.select([ended, 0], [], [], limit_s)
+    if ended not in ready:
+        os.killpg(child.pid, signal.SIGKILL)
+    code = child.wait()
+    return code if code >= 0 else 128 - code
 
 
 def _hold(child: subprocess.Popen[bytes], holder: socket.socket, env: Mapping[str, str]) -> int:

@@ -34,7 +34,6 @@ from ddl_airflow.launchers.base import Told
 from ddl_airflow.launchers.local import make_folders, on_nodes, rank_environment, share_lock
 from ddl_airflow.launchers.mpirun import OpenMpi
 from ddl_airflow.launchers.records import is_consequence, ranks_status, run_folder
-from ddl_airflow.launchers.tether import tethered
 
 _log = logging.getLogger(__name__)
 
@@ -210,6 +209,7 @@ class SlurmLauncher:
         lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in self._asked_for(job))]
         if os.path.isabs(job.python):
             lines.append(f'export PATH={shlex.quote(str(Path(job.python).parent))}:"$PATH"')
+        lines.append(f"cd -- {shlex.quote(str(job.folder))} || exit")
         if job.lock is not None:
             # Not by the shell, whose >> follows a link that a training has put there.
             keep = ["--keep", *map(str, job.keep)] if job.keep else []
@@ -234,7 +234,8 @@ class SlurmLauncher:
             "partition": self._partition,
             "account": self._account,
             "time": math.ceil(self._time_limit_s / 60) if self._time_limit_s else "",
-            "chdir": job.folder,
+            # Which is this job's alone: it tells it from others, whatever somebody calls it.
+            "chdir": job.record_dir,
             "output": output,
             "open-mode": "append",
             "begin": f"now+{math.ceil(job.delay_s)}" if job.delay_s else "",
@@ -265,6 +266,7 @@ class SlurmLauncher:
             )
             if said.returncode:
                 raise _refused(said.stderr)
+            number, cluster = _submitted(said.stdout)
         except LaunchError as error:
             # Slurm may have taken the job though its answer came too late, or not at all: nobody
             # would look after it.
@@ -272,11 +274,16 @@ class SlurmLauncher:
                 if error.retryable and (taken := self.find(self.expected(job))).number:
                     return taken
             raise
-        *_, last = said.stdout.split()  # a site's plug-in may say something before
-        return _found(self.expected(job), int(last.partition(";")[0]))
+        for line in _said_lines(said.stderr):  # a warning, or what a site's plug-in says
+            _log.info("sbatch: %s", line[:_LONGEST])
+        if cluster:  # which need not be the one that is asked here
+            return replace(self.expected(job), number=number, place=cluster)
+        return _found(self.expected(job), number)
 
     def find(self, handle: JobHandle) -> JobHandle:
         """Asks for the job by its name, if its number is not known. The newest one of that name.
+
+        Else for one that works in the folder of its records: it may have another name by now.
 
         Raises:
             LaunchError: Slurm does not answer.
@@ -284,7 +291,12 @@ class SlurmLauncher:
         if handle.number:
             return handle
         # Also in partitions that are hidden from who asks for no job by its number.
-        jobs = _queue(["--me", "--all", f"--name={handle.job_id}"], handle.user)
+        mine = ["--me", "--all"]
+        jobs = list(_queue([*mine, f"--name={handle.job_id}"], handle.user))
+        if not jobs:
+            told = _queue(mine, handle.user, skip=True)
+            place = str(handle.record_dir)
+            jobs = [number for number, one in told.items() if one["WorkDir"] == place]
         return _found(handle, max(jobs)) if jobs else handle
 
     def ask(self, handles: Sequence[JobHandle]) -> list[Told]:
@@ -467,8 +479,14 @@ def _queue_of(numbers: Sequence[int], user: str) -> dict[int, dict[str, str]]:
     return _queue(["--all", f"--jobs={','.join(map(str, numbers))}"], user)
 
 
-def _queue(wanted: Sequence[str], user: str) -> dict[int, dict[str, str]]:
+def _queue(wanted: Sequence[str], user: str, *, skip: bool = False) -> dict[int, dict[str, str]]:
     """What the controller says of the jobs that these options of squeue choose, by number.
+
+    Args:
+        wanted: the options.
+        user: as in the JobSpec.
+        skip: whether to pass over what cannot be read: jobs that are not ours may be arrays, or
+            have any name.
 
     Raises:
         LaunchError: it does not answer, or what it says cannot be read: no job has ended by that.
@@ -484,9 +502,13 @@ def _queue(wanted: Sequence[str], user: str) -> dict[int, dict[str, str]]:
     # The first one is the header: it is there without a job, too. A site may say something before.
     numbers = [fields[0].rpartition("\n")[2] for fields in read[1:]]
     whole = {len(_FIELDS)} == {len(fields) for fields in read} and _FIELD_ENDS not in rest
-    if not (whole and all(map(str.isdecimal, numbers))):
+    if not (skip or (whole and all(map(str.isdecimal, numbers)))):
         raise _unreadable("squeue", said.stdout)
-    jobs = zip(numbers, read[1:], strict=True)
+    jobs = [
+        (number, fields)
+        for number, fields in zip(numbers, read[1:], strict=True)
+        if number.isdecimal() and len(fields) == len(_FIELDS)
+    ]
     return {int(n): dict(zip(_FIELDS, (n, *fields[1:]), strict=True)) for n, fields in jobs}
 
 
@@ -595,6 +617,20 @@ def _refused(said: str) -> SubmitFailed:
     return SubmitFailed(message, retryable=not fixes, refused=refused)
 
 
+def _submitted(said: str) -> tuple[int, str]:
+    """The number of the job that sbatch has submitted, and its cluster if that is named.
+
+    Raises:
+        LaunchError: it does not say so.
+    """
+    # A site's plug-in may say something before, and a script of its own behind.
+    found = re.findall(r"^(\d+)(?:;(\S+))?\s*$", said, re.MULTILINE)
+    if not found:
+        raise _unreadable("sbatch", said)
+    number, cluster = found[-1]
+    return int(number), cluster
+
+
 def _said_lines(said: str) -> list[str]:
     lines = [line for line in said.strip().splitlines() if not line.startswith("Try ")]
     return [line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines]
@@ -625,8 +661,7 @@ def _slurm(
         argv, given, env: the command, its standard input, and its environment.
         user: as in the JobSpec.
         timeout_s: for so long.
-        bound: whether it is to end, too, where this process is killed or stands still. Another
-            user's, who need not be able to read this Python, then ends at its time only.
+        bound: whether it is to end, too, where this process is killed or stands still.
 
     Raises:
         SubmitFailed: it is not installed.
@@ -652,12 +687,18 @@ def _slurm(
         )
     wanted = {**(env or {}), **own}
     try:
-        if other is not None:
+        if bound or other is not None:
             return run_as.run(
-                user, sys.executable, argv, env=wanted, given=given, timeout_s=timeout_s
+                user if other is not None else "",
+                sys.executable,
+                argv,
+                env=wanted,
+                given=given,
+                timeout_s=timeout_s,
+                bound=bound,
             )
         return subprocess.run(
-            tethered(argv, math.ceil(timeout_s) + 1) if bound else argv,
+            argv,
             input=given,
             env=wanted,
             capture_output=True,

@@ -377,7 +377,20 @@ class StepOperator(PrototypedOperator):
             cleared=cleared,
             later={one.task_id: one.asked() for one in self._later()} | self._gates(),
             published=lambda facts: self._published(context, facts),
+            task=self._names(context),
         )
+
+    def _names(self, context: Any) -> dict[str, Any] | None:
+        """What Airflow knows the task by."""
+        if self._airflow is None:  # run by no task runner
+            return None
+        run, index = context["dag_run"], getattr(context["ti"], "map_index", -1)
+        return {
+            "dag_id": run.dag_id,
+            "task_id": self.task_id,
+            "run_id": run.run_id,
+            "map_index": index,
+        }
 
     def _published(self, context: Any, facts: Mapping[str, Any]) -> None:
         """Tells those who wait for the model."""

@@ -10,7 +10,7 @@ from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferralError
 
 from ddl_airflow.airflow_internals import is_supervised, state_of_own_task
-from ddl_airflow.core.cancellations import drop_conditional, note_cancellation
+from ddl_airflow.core.cancellations import drop_conditional
 from ddl_airflow.core.errors import JobLost, LaunchError
 from ddl_airflow.core.job import JobStatus, StartedJob
 from ddl_airflow.core.plan import TrainStep
@@ -85,19 +85,14 @@ class TrainOperator(StepOperator):
         Airflow tells a task so up to 5 s later, and one that defers before that never: it refuses
         the deferral (409), of which its task runner only writes a line, no trigger starts, and
         nobody would cancel the job. In the moment between this question and the deferral that can
-        still happen. So it is noted before that the job is to be cancelled once the task has ended,
-        until a trigger has begun to wait for it. Source: ``run`` in
-        ``airflow/sdk/execution_time/task_runner.py``, Airflow 3.3.
+        still happen: then somebody does it by the note that the job is to be cancelled once the
+        task has ended. Source: ``run`` in ``airflow/sdk/execution_time/task_runner.py``, Airflow
+        3.3.
         """
-        if self._airflow is None:  # by no task runner
-            return
-        task = self._airflow["ti"]
-        names = ("dag_id", "task_id", "run_id", "map_index")
-        note_cancellation(started, {name: getattr(task, name) for name in names})
-        if not is_supervised():
+        if self._airflow is None or not is_supervised():  # by no task runner
             return
         try:
-            state = state_of_own_task(task)
+            state = state_of_own_task(self._airflow["ti"])
         except Exception as error:  # it is noted all the same
             self.log.warning("the state of this task is not known: %s", error)
             return

@@ -96,6 +96,7 @@ class StepContext:
         cleared: whether somebody has cleared it, or the run, since it was first tried.
         later: what the steps after this one are asked to do, by their names.
         published: called with places and facts about what was published.
+        task: of Airflow, as ``Cancellation`` has it; None where no task runs it.
         job: what runs for the step now; see ``set_job``.
         cancelled: whether ``cancel`` was called.
     """
@@ -109,6 +110,7 @@ class StepContext:
     cleared: bool = False
     later: Mapping[str, Step] = field(default_factory=dict)
     published: Callable[[Mapping[str, Any]], None] = lambda _facts: None
+    task: Mapping[str, Any] | None = None
     job: RunningJob | None = None
     cancelled: bool = False
 

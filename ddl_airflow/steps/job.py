@@ -18,7 +18,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,9 @@ from ddl_airflow.core.cancellations import (
     cancellation_of,
     cancellations_in,
     drop_cancellation,
+    name_of,
     note_cancellation,
+    say_undone,
 )
 from ddl_airflow.core.connections import FindConnection, own_connection
 from ddl_airflow.core.errors import (
@@ -393,7 +395,8 @@ def cancel_all_noted(
 
     Args:
         folder: with the notes.
-        run_is_open: whether Airflow has not ended the run of a DAG id and a run id.
+        run_is_open: whether Airflow has not ended the run of a DAG id and a run id. It is asked
+            where nobody has waited for the job of a run for an hour.
         connections: finds one by its id.
         dry_run: to cancel nothing.
     """
@@ -403,19 +406,19 @@ def cancel_all_noted(
     for noted in cancellations_in(folder):
         handle, task = noted.started.handle, noted.task
         try:
-            if task is not None and run_is_open(task["dag_id"], task["run_id"]):
+            # A run that is unknown may be of another Airflow, in which somebody waits for the job.
+            if task is not None and (
+                not noted.unattended or run_is_open(task["dag_id"], task["run_id"])
+            ):
                 continue
             scheduler = launcher(handle.kind, None, connections)
             assert isinstance(scheduler, Scheduler), handle.kind
             cancelled = dry_run or cancel_noted(scheduler, noted.started)
         except Exception as error:  # whatever it is, the others are cancelled
-            _log.warning(
-                "%s cannot be cancelled: %s. If it is gone for good, remove %s.",
-                *(_name(handle), error, noted.started.cancellation),
-            )
+            say_undone(noted, str(error), _log)
         else:
             if cancelled:
-                yield _name(handle)
+                yield name_of(handle)
 
 
 class ScheduledJob(RunningJob):
@@ -426,14 +429,24 @@ class ScheduledJob(RunningJob):
         log: a logger.
         kept: the file that says which job this is, for whoever comes after this process.
         cancellations: folder in which it is noted which jobs are to be cancelled.
+        task: of Airflow, as ``Cancellation`` has it: its job is to be cancelled if it has ended;
+            None where nobody could say that it has.
     """
 
     _launcher: Scheduler
 
-    def __init__(self, launcher: Scheduler, log: Any, kept: Path, cancellations: Path) -> None:
+    def __init__(
+        self,
+        launcher: Scheduler,
+        log: Any,
+        kept: Path,
+        cancellations: Path,
+        task: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(launcher, log)
         self._kept = kept
         self._cancellations = cancellations
+        self._task = task
         self._started: StartedJob | None = None
         self._last = JobStatus(JobState.RUNNING)
         self._next_look = 0.0
@@ -469,7 +482,7 @@ class ScheduledJob(RunningJob):
             # Or a person ended the task before that, and it could not cancel its job any more.
             self._give_up(handle)
             return None
-        self._log.info("going on with %s, submitted by a process that is gone", _name(handle))
+        self._log.info("going on with %s, submitted by a process that is gone", name_of(handle))
         self._submitted(orphan)
         return orphan
 
@@ -504,6 +517,7 @@ class ScheduledJob(RunningJob):
             cancellation_file(self._cancellations, job.job_id),
         )
         drop_cancellation(started)
+        self._note_condition(started)  # nobody need come after a process that is killed
         self._started = started  # from here on, being cancelled is noted
         if self._cancelled:
             drop_cancellation(started)
@@ -514,7 +528,6 @@ class ScheduledJob(RunningJob):
         except SubmitFailed as refused:
             if refused.refused:
                 self.drop_note()
-                drop_cancellation(started)
             raise
         self._log.info("submitted as %s job %d", started.handle.kind, started.handle.number)
         self._submitted(started)
@@ -579,6 +592,8 @@ class ScheduledJob(RunningJob):
     def drop_note(self) -> None:
         """Its end was dealt with: the next process starts a new job."""
         self._kept.unlink(missing_ok=True)
+        if self._started is not None:
+            drop_cancellation(self._started)
 
     def _status(self, handle: JobHandle) -> JobStatus:
         """What its scheduler said last. It is asked now and then, for each question may start a
@@ -599,6 +614,7 @@ class ScheduledJob(RunningJob):
     def _submitted(self, started: StartedJob) -> None:
         self._handle, self._started = started.handle, started
         self._keep(started)
+        self._note_condition(started)
         if self._cancelled:  # while the scheduler was being asked
             self.cancel()
             raise JobLost(f"job {started.handle.job_id} was cancelled")
@@ -632,11 +648,9 @@ class ScheduledJob(RunningJob):
             wait_s = min(1.5 * wait_s, _LOOK_S)
 
     def _give_up(self, handle: JobHandle) -> None:
-        self._log.info("%s was given up; waiting for its end", _name(handle))
+        self._log.info("%s was given up; waiting for its end", name_of(handle))
         self._end(handle)
         self.drop_note()
-        if self._started is not None:
-            drop_cancellation(self._started)
 
     def _end(self, handle: JobHandle) -> None:
         patience_s = END_S + handle.grace_s
@@ -650,13 +664,13 @@ class ScheduledJob(RunningJob):
                 )
             time.sleep(_ASK_S)
 
+    def _note_condition(self, started: StartedJob) -> None:
+        if self._task is not None:
+            note_cancellation(started, self._task)
+
     def _keep(self, started: StartedJob) -> None:
         said = json.dumps(started.dump()).encode()
         write_beneath(self._kept, self._kept.parent.parent, said)
-
-
-def _name(handle: JobHandle) -> str:
-    return f"{handle.kind} job {handle.number} ({handle.job_id})"
 
 
 def _sizes(job: JobSpec) -> dict[str, int]:

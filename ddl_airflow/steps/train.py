@@ -375,7 +375,7 @@ class Train(ScriptTry[TrainStep]):
         assert isinstance(chosen, Scheduler), chosen.kind
         layout = self.layout
         noted = cancellations(layout.workspace)
-        return ScheduledJob(chosen, self.log, layout.scheduled_job, noted)
+        return ScheduledJob(chosen, self.log, layout.scheduled_job, noted, self.context.task)
 
     def _result(
         self, job: JobHandle, ran: RunningJob, came: StagedDataset | None = None

@@ -20,8 +20,10 @@ from ddl_airflow.core.cancellations import (
     Cancellation,
     cancellations_in,
     drop_cancellation,
-    drop_conditional,
+    keep_waiting,
+    name_of,
     note_cancellation,
+    say_undone,
 )
 from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import ConnectionInvalid, FileRefused, LaunchError
@@ -43,11 +45,11 @@ _PASSES_S = 600.0
 # Between two looks of a triggerer at the jobs that are still to be cancelled.
 _NOTED_S = 60.0
 _LOOKED: dict[Path, float] = {}  # when it looked last at each folder with notes of them
-_SAID: dict[Path | None, str] = {}  # why one could not be
+_WAITING: set[Path | None] = set()  # those that triggers here wait for, by their notes
 # A workspace that hangs keeps no job from being cancelled.
 _NOTING_S = 2.0
-# Of a task that has ended; None: its run was deleted, or it was cleared and has no state yet.
-_OVER = (*("success", "failed", "skipped", "upstream_failed", "removed"), None)
+# Of a task that has ended.
+_OVER = ("success", "failed", "skipped", "upstream_failed", "removed")
 # Connections by their ids, and when they were looked up; for so long they are not asked for again.
 _KNOWN_S = 60.0
 _CONNECTIONS: dict[str, tuple[float, AirflowConnection]] = {}
@@ -72,8 +74,8 @@ class JobTrigger(BaseTrigger):
     does not tell; and, once the job has been seen, be it by a triggerer before this one, whatever
     else is in the way. When a person fails, clears or deletes the task, Airflow calls ``on_kill``,
     which cancels the job; it does so from the triggerer that runs the trigger, so not while none
-    runs. That is noted until the scheduler has answered: where the triggerer ends before, a trigger
-    of whatever job does it, as soon as one runs, or the cleaning.
+    runs. All that is noted until it was done: where the triggerer ends before, or none has run, a
+    trigger of whatever job does it, as soon as one runs, or the cleaning.
 
     The triggerer must have the scheduler's commands, and see the workspace. One that has not fires
     at once, and says so; the job goes on.
@@ -110,12 +112,15 @@ class JobTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yields the job and its status once, at its end; or why it cannot be watched from here."""
+        _WAITING.add(self._started.cancellation)
         try:
             status, late = await self._wait()
         except LaunchError as error:
             event: dict[str, Any] = {"job": self.job, "unseen": str(error)}
         else:
             event = {"job": self.job, "status": status.dump(), "timed_out": late}
+        finally:
+            _WAITING.discard(self._started.cancellation)
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
     async def _wait(self) -> tuple[JobStatus, bool]:
@@ -178,32 +183,37 @@ class JobTrigger(BaseTrigger):
 
     async def _cancel_noted(self, folder: Path) -> None:
         try:
-            for one in await in_workspace(cancellations_in, folder):
-                if one.started.cancellation != self._started.cancellation:
+            noted = await in_workspace(cancellations_in, folder)
+            here = [one for one in noted if one.started.cancellation in _WAITING]
+            for one in here:  # first: a scheduler may take long to answer
+                await in_workspace(keep_waiting, one.started)
+            for one in noted:
+                if one not in here:
                     await self._cancel_one_noted(one)
         finally:
             _LOOKED[folder] = time.monotonic()
 
     async def _cancel_one_noted(self, one: Cancellation) -> None:
         handle = one.started.handle
-        name = f"{handle.kind} job {handle.number or handle.job_id}"
         try:
-            if one.task is not None:
-                state = await state_of_task(SimpleNamespace(**one.task))
-                if state not in _OVER:  # its trigger, or its next try, comes to it
-                    return
+            if one.task is not None and not await self._is_over(one):
+                return  # its trigger, or its next try, comes to it
             scheduler = await _reached(handle)
             if await cancelling(handle.kind, cancel_noted, scheduler, one.started):
-                self.log.info("cancelled %s, as was noted", name)
+                self.log.info("cancelled %s, as was noted", name_of(handle))
         except Exception as error:  # of another job: it must not end this trigger
-            path, said = one.started.cancellation, _words(error)
-            if _SAID.get(path) != said:
-                _SAID[path] = said
-                self.log.warning(
-                    "another job cannot be cancelled yet, as %s notes: %s. If it is gone for good, "
-                    "remove that file.",
-                    *(path, said),
-                )
+            await in_workspace(say_undone, one, _words(error), self.log)
+
+    async def _is_over(self, one: Cancellation) -> bool:
+        """Whether the task of a job has ended. One that is unknown has, if nobody waits for it: its
+        run was deleted; or it was just cleared, or is of another Airflow with this workspace.
+        """
+        try:
+            state = await state_of_task(SimpleNamespace(**(one.task or {})))
+        except Exception as error:  # as of all other tasks by then
+            log.debug("%s: the state of its task is not known: %s", one, error)
+            return False
+        return state in _OVER or (state is None and await in_workspace(lambda: one.unattended))
 
     async def _still_deferred(self) -> bool:
         if (task := self.task_instance) is None:
@@ -242,7 +252,6 @@ class JobTrigger(BaseTrigger):
             # As by a triggerer before this one.
             self._seen = self._started.monitored
             self._started.mark_monitored()
-            drop_conditional(self._started)
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
             raise LaunchError(
                 f"{error.filename}: {error.strerror}. The triggerer must see the workspace of the "

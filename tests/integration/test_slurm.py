@@ -99,7 +99,8 @@ DEADLY = """\
 answer=$(PATH=${{PATH#*:}} sbatch "$@") || exit
 if [ -e {folder}/kill-submitter ]; then
     rm {folder}/kill-submitter
-    kill -9 $PPID
+    # What holds sbatch for it is in between.
+    kill -9 "$(sed 's/.*) . \\([0-9]*\\) .*/\\1/' /proc/$PPID/stat)"
 fi
 while [ -e {folder}/hold-answer ]; do
     touch {folder}/held
@@ -181,6 +182,7 @@ def trainings(
     scripts = {
         "succeeds": WAITS + TRAINS,
         **dict.fromkeys(("reconnects", "is-failed", "is-cleared", "is-deleted"), WAITS),
+        "is-ended-unseen": WAITS,
         "is-refused": WAITS,
     }
     deadly = slurm.folder / "bin" / "sbatch"
@@ -256,8 +258,10 @@ def test_a_task_that_is_killed_in_the_act_of_submitting_starts_no_second_job(tra
 
 
 def test_it_trains_while_triggerers_come_and_go_and_holds_no_slot(trainings, triggerer):
-    one = trainings["succeeds"]
+    """And what a person ends while none runs is ended by the next one."""
+    one, ended = trainings["succeeds"], trainings["is-ended-unseen"]
     one.wait_deferred()
+    ended.wait_deferred()
     (number,) = one.jobs()
     pool = one.site.call("GET", "/pools/default_pool")
     assert pool["deferred_slots"] >= 1
@@ -267,12 +271,14 @@ def test_it_trains_while_triggerers_come_and_go_and_holds_no_slot(trainings, tri
     (child,) = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()
     os.kill(int(child), signal.SIGKILL)
     killed.stop()
+    ended.set_state("failed")
     assert one.jobs() == {number: "RUNNING"}
     shown = one.site.call("GET", f"{one.site.url}/ddl/about/{one.dag_id}/{one.run_id}")
     assert shown["pace"]["step"] == 1  # the Training tab
     one.go()
     one.until(lambda: one.jobs() == {number: "COMPLETED"}, "trained")
     assert one.task()["state"] == "deferred"  # nobody is there to see it
+    assert list(ended.jobs().values()) == ["RUNNING"]
     triggerer.append(one.site.also("triggerer"))
     assert one.site.wait_for_run(one.dag_id, one.run_id, _WAIT_S) == "success", one.log()
     assert one.jobs() == {number: "COMPLETED"}
@@ -285,6 +291,7 @@ def test_it_trains_while_triggerers_come_and_go_and_holds_no_slot(trainings, tri
     result = one.site.xcom(one.dag_id, one.run_id, "train")
     assert result["world_size"] == 2
     assert not one.layout.scheduled_job.exists()
+    ended.until(lambda: ended.gone(1), "cancelled")
 
 
 def test_what_slurm_refuses_fails_at_once(trainings):

@@ -192,7 +192,8 @@ def test_a_job_is_found_by_its_name_where_the_answer_to_sbatch_was_lost(job):
     assert SlurmLauncher().find(expected) == one.handle
     SlurmLauncher().cancel(expected)
     assert one.wait().state is JobState.LOST
-    never = replace(expected, job_id="never/submitted")
+    elsewhere = one.spec.record_dir.with_name("never")
+    never = replace(expected, job_id="never/submitted", record_dir=elsewhere)
     assert SlurmLauncher().find(never) == never
     assert SlurmLauncher().status(never).state is JobState.LOST
     SlurmLauncher().cancel(never)
@@ -266,7 +267,12 @@ def test_a_job_that_somebody_renames_is_still_ours(job, slurm):
     number = str(one.handle.number)
     slurm.ask("scontrol", "update", f"JobId={number}", "JobName=urgent | of Ann")
     assert one.status().state is JobState.RUNNING
-    one.cancel()
+    # Though its task was killed before it had the answer.
+    expected = SlurmLauncher().expected(one.spec)
+    assert SlurmLauncher().find(expected) == one.handle
+    never = replace(expected, job_id="never/submitted", record_dir=one.spec.record_dir / "other")
+    assert SlurmLauncher().find(never) == never
+    SlurmLauncher().cancel(expected)
     assert "CANCELLED" in one.wait().reason
 
 

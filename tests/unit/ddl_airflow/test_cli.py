@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from urllib.request import urlopen
@@ -17,6 +18,9 @@ import pytest
 import yaml
 
 from ddl_airflow import __version__, cli, commands
+from ddl_airflow.core.cancellations import cancellation_file, note_cancellation
+from ddl_airflow.core.job import StartedJob
+from ddl_airflow.core.layout import cancellations
 from ddl_airflow.core.manifest.load import load_manifest, looks_like_manifest
 from ddl_airflow.core.plan import plan
 from ddl_airflow.demo.site import free_port
@@ -651,6 +655,28 @@ def test_each_workspace_is_cleaned(call, old_folders, of, monkeypatch):
     code, out, _ = call("clean", "--workspace", ".", *OF_30_DAYS)
     assert code == 0 and out.startswith("run: ") and "\nexperiment: " in out
     assert not [*place.glob("runs/*/*"), *place.glob("experiments/[!.]*")]
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_cleaning_cancels_the_jobs_that_are_to_be(call, tmp_path, cluster, job, dry_run):
+    """As the DAG does; but for those of which only Airflow knows whether their task has ended."""
+    (tmp_path / ".ddl-workspace").touch()
+    task = {"dag_id": "digits", "task_id": "train", "run_id": "r1", "map_index": -1}
+    for number, of_task in ((1, None), (2, task)):
+        spec = replace(job().spec, job_id=f"unit/train-{number}")
+        path = cancellation_file(cancellations(tmp_path), spec.job_id)
+        handle = cluster.submit(cluster.render(spec))
+        note_cancellation(StartedJob(handle, time.time(), cancellation=path), of_task)
+        os.utime(path, (0, 0))
+    words = ["--dry-run"] if dry_run else []
+    code, out, err = call("clean", "--workspace", tmp_path, *words)
+    assert code == 0, err
+    done = "would cancel" if dry_run else "cancelled"
+    assert out == f"{done} fake-scheduler job 1 (unit/train-1)\n"
+    assert "nobody waits for the job of run r1 of digits. If Airflow has ended that" in err
+    assert [cluster.state(number) for number in (1, 2)] == (
+        ["pending" if dry_run else "lost", "pending"]
+    )
 
 
 @pytest.mark.parametrize("words", [[], ["train"], ["validate"], ["plan", "a", "b"]])

@@ -354,6 +354,77 @@ def test_what_runs_as_another_user_ends_by_itself_where_its_starter_was_killed(t
     assert not (spool / "done").exists()
 
 
+# Has Slurm take the job after a while: a script of the site's, which starts what does so.
+SLOW_SBATCH = """#!/bin/sh
+cat >{spool}/script
+id -un >{spool}/user
+sh -c 'echo $$ >{spool}/up; sleep 600'
+"""
+SUBMITS = """
+    import os
+    from pathlib import PosixPath
+    from ddl_airflow.core.job import JobSpec
+    from ddl_airflow.launchers import slurm
+    from ddl_airflow.launchers.slurm import SlurmLauncher
+    os.environ["PATH"] = {path!r}
+    slurm._SUBMIT_S = {limit_s}
+    print(os.getpid(), flush=True)
+    launcher = SlurmLauncher()
+    launcher.submit(launcher.render({spec!r}))
+"""
+
+
+@pytest.mark.parametrize("ends", ["its task is killed", "its task stands still"])
+@pytest.mark.parametrize("by_sudo", [False, True])
+def test_an_sbatch_of_another_user_ends_with_its_task(job, trainer, by_sudo, ends):
+    """It went on for three minutes: after a last attempt its job was nobody's."""
+    if by_sudo and (
+        shutil.which("sudo") is None or subprocess.run(["unshare", "-m", "true"]).returncode
+    ):
+        pytest.skip("needs sudo, and the right to put a rule before it: unshare -m")
+    spool = trainer.place / "spool"
+    spool.mkdir()
+    spool.chmod(0o777)
+    sbatch = trainer.place / "bin" / "sbatch"
+    sbatch.write_text(SLOW_SBATCH.format(spool=spool))
+    sbatch.chmod(0o755)
+    spec = job("", nodes=1, launcher=SlurmLauncher()).spec
+    killed = ends == "its task is killed"
+    script = SUBMITS.format(
+        spec=spec, path=f"{sbatch.parent}:/usr/bin:/bin", limit_s=600.0 if killed else 3.0
+    )
+    words = [sys.executable, "-c", textwrap.dedent(script)]
+    if by_sudo:
+        os.chown(spec.record_dir.parent, pwd.getpwnam("daemon").pw_uid, -1)
+        rule = trainer.place / "sudoers"
+        rule.write_text(f"daemon ALL=({trainer.name}) NOPASSWD: ALL\n")
+        rule.chmod(0o440)
+        words = [
+            *("unshare", "-m", "sh", "-c", 'mount --bind "$0" /etc/sudoers && exec "$@"'),
+            *(str(rule), "setpriv", "--reuid=daemon", "--regid=daemon"),
+            *(f"--groups={trainer.gid}", trainer.python, *words[1:]),
+        ]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=trainer.place) as task:
+        pid = int(task.stdout.readline())
+        deadline = time.monotonic() + within(SOON_S)
+        while not (spool / "up").exists() or not (spool / "up").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        submitting = int((spool / "up").read_text())
+        os.kill(pid, signal.SIGKILL if killed else signal.SIGSTOP)
+        try:
+            while os.path.exists(f"/proc/{submitting}"):
+                assert time.monotonic() < deadline, "sbatch goes on"
+                time.sleep(0.02)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(submitting, signal.SIGKILL)
+    assert (spool / "user").read_text() == f"{trainer.name}\n"
+    assert (spool / "script").read_text().startswith("#!/bin/bash\n")
+
+
 def test_a_lock_that_another_user_may_not_write_is_said_to_be_one(trainer):
     lock = trainer.place / ".one.lock"
     lock.touch(0o600)

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,10 +98,10 @@ def started(tmp_path, says):
     """started(lock, keep): the script has run on a node, with an mpirun that says that it did."""
     says("mpirun", "mpirun ran")
 
-    def run(lock, keep=None):
+    def run(lock, keep=None, folder=None):
         # One beside the Python would be taken.
         python = shutil.which("python3", path="/usr/bin:/bin")
-        spec = replace(SPEC, python="python3", lock=lock, keep=keep)
+        spec = replace(SPEC, python="python3", lock=lock, keep=keep, folder=folder or tmp_path)
         submission = SlurmLauncher(preflight=False).render(spec)
         env = {
             "PATH": f"{tmp_path / 'bin'}:{Path(python).parent}:/bin",
@@ -116,6 +117,16 @@ def started(tmp_path, says):
         )
 
     return run
+
+
+def test_the_script_runs_in_the_folder_of_the_code_or_not_at_all(tmp_path, started):
+    """Slurm would start it in /tmp, where that is not on the node."""
+    code = tmp_path / "the code's"
+    ran = started(tmp_path / ".lock", folder=code)
+    assert (ran.returncode, ran.stdout) == (1, "") and "No such file or directory" in ran.stderr
+    code.mkdir()
+    Path(shutil.which("mpirun")).write_text("#!/bin/sh\npwd\n")
+    assert started(tmp_path / ".lock", folder=code).stdout == f"{code}\n"
 
 
 def test_the_script_leaves_a_copy_of_a_named_experiment(tmp_path, started):
@@ -208,10 +219,57 @@ def submitted(tmp_path):
     return launcher.submit(launcher.render(spec))
 
 
-@pytest.mark.parametrize("answer", ["4711\n", "4711;cluster\n", "Welcome, 12 users\n4711\n"])
-def test_the_number_is_what_sbatch_says(tmp_path, says, answer):
-    says("sbatch", answer)
+@pytest.mark.parametrize(
+    "answer",
+    ["4711\n", "4711;cluster\n", "Welcome, 12 users\n4711\n", "4711\nIt may wait 12\n", "4711"],
+)
+def test_the_number_is_what_sbatch_says(tmp_path, says, answer, caplog):
+    caplog.set_level("INFO")
+    warning = "sbatch: Warning: can't run 1 processes on 2 nodes, setting nnodes to 1\n"
+    says("sbatch", answer, warning)
     assert submitted(tmp_path).number == 4711
+    assert [text for text in caplog.messages if "nnodes" in text] == [warning.strip()]
+
+
+@pytest.mark.parametrize("answer", ["", "Submitted. Have a nice day\n"])
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_job_of_which_sbatch_says_no_number_is_looked_for(tmp_path, says, answer, taken):
+    """It ended the task by a ValueError, and its job ran on."""
+    says("sbatch", answer)
+    says("squeue", queued("PENDING", number=4712) if taken else "")
+    if taken:
+        assert submitted(tmp_path).number == 4712
+        return
+    with pytest.raises(LaunchError, match="sbatch: its answer cannot be read") as caught:
+        submitted(tmp_path)
+    assert caught.value.retryable and not isinstance(caught.value, SubmitFailed)
+
+
+def test_a_job_that_went_to_another_cluster_has_not_ended(tmp_path, says):
+    """By a script of the site's (``sbatch -M``): it counted as ended, and a second one followed."""
+    says("sbatch", "4711;rigi\n")
+    says("scontrol", CONFIG.format("alps"), when="show config")
+    says("squeue", queued("RUNNING", number=4711, name="of/another"))
+    mine = submitted(tmp_path)
+    for ask in (SlurmLauncher().status, SlurmLauncher().cancel):
+        with pytest.raises(LaunchError, match="cluster alps .*job 4711 .* rigi.*SLURM_CONF"):
+            ask(mine)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_job_that_was_renamed_before_its_number_was_known_is_found(says, handle, there):
+    """By the folder that it works in: a second one was submitted beside it."""
+    ours = queued("PENDING", number=14, name="urgent", folder=handle.record_dir)
+    others = [
+        queued("RUNNING", number="13_4", name="an array"),
+        queued("RUNNING", number=15, name="of\x1fa\x1ehostile\nuser"),
+        queued("RUNNING", number=16, name="try 2", folder=handle.record_dir.parent / "records-2"),
+        queued("RUNNING", number=17, name="below", folder=handle.record_dir / "deeper"),
+    ]
+    says("squeue", "", when="--name=")
+    says("squeue", "".join([*others, ours if there else ""]), when="--me --all")
+    lost = replace(handle, number=0)
+    assert SlurmLauncher().find(lost).number == (14 if there else 0)
 
 
 @pytest.mark.parametrize(
@@ -318,21 +376,18 @@ from ddl_airflow.launchers.slurm import SlurmLauncher
 launcher = SlurmLauncher()
 launcher.submit(launcher.render({spec!r}))
 """
-# Says that it runs, and has Slurm take the job after a while.
+# As a script of the site's, which starts what has Slurm take the job after a while.
 SLOW = """#!/bin/sh
-echo $$ > "{here}/up"
-/bin/sleep {seconds}
-: > "{here}/taken"
+/bin/sh -c 'echo $$ > "{here}/up"; /bin/sleep 600'
 """
 
 
 @pytest.mark.parametrize("ends", ["its task is killed", "it takes too long"])
 def test_an_sbatch_that_nobody_waits_for_submits_nothing(tmp_path, says, monkeypatch, ends):
     """Nor one whose task cannot end it, for it is killed or stands still: another try may begin."""
-    killed = ends == "its task is killed"
+    killed, up = ends == "its task is killed", tmp_path / "up"
     says("sbatch")
-    slow = SLOW.format(here=tmp_path, seconds=3)
-    Path(shutil.which("sbatch")).write_text(slow)
+    Path(shutil.which("sbatch")).write_text(SLOW.format(here=tmp_path))
     spec = replace(SPEC, record_dir=tmp_path / "records", log_dir=tmp_path / "logs", lock=None)
     script = SUBMITS.format(spec=spec)
     if not killed:
@@ -341,14 +396,18 @@ def test_an_sbatch_that_nobody_waits_for_submits_nothing(tmp_path, says, monkeyp
         )
     with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL) as task:
         deadline = time.monotonic() + within(20)
-        while not (tmp_path / "up").exists():
+        while not up.exists() or not up.read_text():
             assert time.monotonic() < deadline
             time.sleep(0.02)
         task.send_signal(signal.SIGKILL if killed else signal.SIGSTOP)
-        time.sleep(5)
-        taken = (tmp_path / "taken").exists()
-        task.kill()
-    assert not taken
+        try:
+            while Path("/proc", up.read_text().strip()).exists():
+                assert time.monotonic() < deadline, "sbatch goes on"
+                time.sleep(0.02)
+        finally:
+            task.kill()
+            with suppress(ProcessLookupError):
+                os.kill(int(up.read_text()), signal.SIGKILL)
 
 
 def test_a_refusal_has_all_that_the_sites_plug_in_says(tmp_path, says):
@@ -403,6 +462,9 @@ def test_a_host_without_slurm_says_so(tmp_path, says):
         ("PREEMPTED None", "preempted", "had to make room"),
         ("NODE_FAIL None", "lost", "a node failed"),
         ("SUSPENDED None", "running", "suspended, on n[1-2]"),
+        ("STOPPED None", "running", "stopped, on n[1-2]"),
+        ("REQUEUED BeginTime", "pending", "in Slurm's queue (BeginTime)"),
+        ("REQUEUE_HOLD job_requeued_in_held_state", "pending", "(job_requeued_in_held_state)"),
         ("RESV_DEL_HOLD Reservation", "pending", "in Slurm's queue (Reservation)"),
     ],
 )

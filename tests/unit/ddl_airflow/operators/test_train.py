@@ -3,13 +3,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import shutil
 import socket
 import sys
 import textwrap
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import fields, replace
 from datetime import timedelta
 
@@ -30,6 +31,7 @@ from ddl_airflow.core.errors import LaunchError, SettingInvalid
 from ddl_airflow.core.job import JobHandle, StartedJob
 from ddl_airflow.core.layout import RunLayout, cancellations
 from ddl_airflow.core.plan import StageDataStep, StoreReference, TrainStep
+from ddl_airflow.launchers.base import cancel_noted
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.lineage.record import (
     SO_FAR,
@@ -50,7 +52,7 @@ from ddl_airflow.steps.preemptions import Preemptions
 from ddl_airflow.storage.filesystem import alone_in, holder_of, lock_of
 from ddl_airflow.triggers.experiment import ExperimentTrigger
 from tests.limits import within
-from tests.unit.ddl_airflow.conftest import RUN_ID
+from tests.unit.ddl_airflow.conftest import RUN_ID, FakeScheduler
 
 
 @pytest.fixture
@@ -1473,11 +1475,73 @@ def test_the_job_of_a_deferral_that_airflow_refuses_is_noted_until_a_trigger_wai
     folder = cancellations(layout.workspace)
     (noted,) = cancellations_in(folder)
     assert (noted.task["run_id"], noted.started.handle.number) == (RUN_ID, 1)
-    # Nobody cancels it while Airflow has not ended the run.
+    # Nobody cancels it while Airflow has not ended the run, nor where another may have it.
     assert list(cancel_all_noted(folder, lambda *_: True)) == []
+    assert list(cancel_all_noted(folder, lambda *_: False)) == []
     assert cluster.state(1) == "pending"
+    os.utime(noted.started.cancellation, (0, 0))
+    assert list(cancel_all_noted(folder, lambda *_: True)) == []
     assert len(list(cancel_all_noted(folder, lambda *_: False))) == 1
     assert cluster.state(1) == "lost"
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_the_job_of_a_task_that_was_killed_before_it_could_defer_is_noted(
+    scheduled, layout, run_task, cluster, monkeypatch, answered
+):
+    """In its last attempt nobody came after it, and the job ran on."""
+    submit = FakeScheduler.submit
+
+    class Killed(BaseException):
+        pass
+
+    def dies(self, submission):
+        submit(self, submission)
+        raise Killed
+
+    def checks(*_):
+        raise Killed
+
+    if answered:
+        monkeypatch.setattr("ddl_airflow.operators.train.TrainOperator._check_not_ended", checks)
+    else:
+        monkeypatch.setattr(FakeScheduler, "submit", dies)
+    with suppress(Killed):
+        run_task(scheduled)
+    (noted,) = cancellations_in(cancellations(layout.workspace))
+    assert (noted.task["dag_id"], noted.task["task_id"]) == ("training", "train")
+    assert (noted.task["run_id"], noted.task["map_index"]) == (RUN_ID, -1)
+    assert noted.started.handle.number == (1 if answered else 0)
+    assert cancel_noted(FakeScheduler(cluster.folder), noted.started)
+    assert cluster.state(1) == "lost"
+
+
+def test_nothing_is_noted_of_a_job_whose_end_was_dealt_with(
+    scheduled, layout, run_task, cluster, context_of
+):
+    """Nor of one that had to make room, nor of one that failed."""
+    noted = lambda: cancellations_in(cancellations(layout.workspace))  # noqa: E731
+    job = run_task(scheduled).message("DeferTask").trigger_kwargs["job"]
+    assert [one.started for one in noted()] == [StartedJob.load(job)]
+
+    def ended(state, number=1):
+        cluster.set(number, state)
+        started = kept_job(layout.scheduled_job)
+        status = FakeScheduler(cluster.folder).status(started.handle)
+        return {"job": started.dump(), "status": status.dump(), "timed_out": False}
+
+    scheduled._airflow = {}  # as in the process of a task runner
+    with pytest.raises(TaskDeferred):
+        scheduled.execute_complete(context_of("training"), ended("preempted"))
+    assert [one.started.handle.number for one in noted()] == [2]
+    with pytest.raises(AirflowException):
+        scheduled.execute_complete(context_of("training"), ended("lost", 2))
+    assert noted() == []
+    with pytest.raises(TaskDeferred):
+        scheduled.execute(context_of("training", 2))
+    assert [one.started.handle.number for one in noted()] == [3]
+    scheduled.execute_complete(context_of("training", 2), ended("succeeded", 3))
+    assert noted() == []
 
 
 def test_a_job_that_a_triggerer_could_not_see_is_not_cancelled(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
 import re
 import shutil
 import threading
@@ -411,7 +412,7 @@ def test_a_job_that_could_not_be_cancelled_is_after_the_triggerer_has_started_ag
     # What a restarted triggerer runs.
     events(another(), *[lambda: None] * 5, lambda: cluster.set(2, "succeeded"))
     assert cluster.state(1) == "lost"
-    assert "cancelled fake-scheduler job 1, as was noted" in said()
+    assert "cancelled fake-scheduler job 1 (unit/train-1), as was noted" in said()
     assert not triggered.started.cancellation.exists()
 
 
@@ -432,7 +433,7 @@ def test_a_scheduler_that_is_away_when_the_triggerer_starts_is_asked_again(
     events(another(), *changes, lambda: cluster.set(2, "succeeded"))
     assert (len(calls), cluster.state(1)) == (3, "lost")
     noted = triggered.started.cancellation
-    words = f"another job cannot be cancelled yet, as {noted} notes: connect failure."
+    words = f"(unit/train-1) cannot be cancelled yet, as {noted} notes: connect failure."
     assert said().count(words) == 1
 
 
@@ -456,28 +457,84 @@ def test_a_workspace_that_hangs_keeps_no_job_from_being_cancelled(
     asyncio.run(asyncio.wait_for(kill(), within(20)))
 
 
+TASK = {"dag_id": "dag", "task_id": "train", "run_id": "run", "map_index": -1}
+
+
 @pytest.mark.parametrize(
-    ("state", "ended"),
-    [("failed", True), ("success", True), (None, True), ("deferred", False), ("running", False)],
+    ("state", "age_s", "ended"),
+    [
+        ("failed", 0, True),
+        ("success", 0, True),
+        ("deferred", 7200, False),
+        ("running", 7200, False),
+        (None, 7200, True),  # its run was deleted
+        (None, 60, False),  # perhaps of another Airflow, whose trigger waits for it
+    ],
 )
-def test_the_job_of_a_task_that_could_not_defer_is_cancelled(
-    triggered, another, cluster, deferred_as, state, ended
+@pytest.mark.parametrize("watched", [True, False])
+def test_the_job_of_a_task_that_has_ended_unseen_is_cancelled(
+    triggered, another, cluster, deferred_as, watched, state, age_s, ended
 ):
-    """A person ended it in that moment: Airflow tells it to nobody."""
+    """A person ended it just before it could defer, or while no triggerer ran: Airflow tells it to
+    nobody.
+    """
     cluster.set(1, "running")
     deferred_as(state)
-    task = {"dag_id": "dag", "task_id": "train", "run_id": "run", "map_index": -1}
-    note_cancellation(triggered.started, task)
-    events(another(), *[lambda: None] * 5, lambda: cluster.set(2, "succeeded"))
+    note_cancellation(triggered.started, TASK)
+    if watched:
+        with suppress(TimeoutError):
+            asyncio.run(asyncio.wait_for(anext(triggered().run()), 0.1))
+    assert triggered.started.monitored is watched
+    ago = time.time() - age_s
+    os.utime(triggered.started.cancellation, (ago, ago))
+    with pytest.MonkeyPatch.context() as starts:  # another triggerer
+        starts.setattr("ddl_airflow.triggers.job._LOOKED", {})
+        events(another(), *[lambda: None] * 5, lambda: cluster.set(2, "succeeded"))
     assert cluster.state(1) == ("lost" if ended else "running")
     assert triggered.started.cancellation.exists() is not ended
 
 
-def test_what_a_trigger_waits_for_is_not_cancelled_by_another(triggered, cluster):
-    task = {"dag_id": "dag", "task_id": "train", "run_id": "run", "map_index": -1}
-    note_cancellation(triggered.started, task)
-    events(triggered(), lambda: None, lambda: cluster.set(1, "succeeded"))
-    assert not triggered.started.cancellation.exists()
+def test_what_a_trigger_here_waits_for_is_not_asked_for_and_stays_noted(
+    triggered, cluster, monkeypatch
+):
+    async def asked(task):
+        raise AssertionError(task)
+
+    monkeypatch.setattr("ddl_airflow.triggers.job.state_of_task", asked)
+    note_cancellation(triggered.started, TASK)
+    path = triggered.started.cancellation
+    os.utime(path, (0, 0))
+    events(triggered(), *[lambda: None] * 5, lambda: cluster.set(1, "succeeded"))
+    assert time.time() - path.stat().st_mtime < within(60)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_job_that_can_never_be_cancelled_is_said_once_and_not_for_ever(
+    triggered, another, cluster, monkeypatch, said, again
+):
+    """Each triggerer that started said it once more, and the note stayed."""
+
+    def gone(*words):
+        raise LaunchError("no user trainer is known on this host", retryable=False)
+
+    monkeypatch.setattr(FakeScheduler, "cancel", gone)
+    cluster.set(1, "running")
+    note_cancellation(triggered.started)
+    told = ""
+    for number in (1, 2):
+        with monkeypatch.context() as starts:
+            starts.setattr("ddl_airflow.triggers.job._LOOKED", {})
+            cluster.set(2, "running") if number == 2 else None
+            events(another(), *[lambda: None] * 5, lambda: cluster.set(2, "succeeded"))
+        told += said()
+        if again and number == 1:
+            for mark in triggered.started.cancellation.parent.glob("*.said"):
+                os.utime(mark, (0, 0))
+    path = triggered.started.cancellation
+    assert told.count("(unit/train-1) cannot be cancelled yet") == 1
+    assert told.count("could not be cancelled for 30 days, and nobody tries any more") == again
+    assert path.exists() is not again
+    assert len(list(path.parent.iterdir())) == (0 if again else 2)
 
 
 def test_on_kill_in_a_triggerer_that_slept_leaves_the_job_to_another(
