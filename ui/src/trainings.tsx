@@ -126,7 +126,7 @@ export function Trainings({ dag }: { dag: string }) {
         <label><input type="checkbox" checked={serving} onChange={(event) => setServing(event.currentTarget.checked)} /> in production</label>
         {one && other
           ? <a class="button" href={go({ view: "compare", dag: one.dag_id, run: one.run_id, other: [other.dag_id, other.run_id] })}>Compare the two</a>
-          : <span class="source">Tick two to compare them.</span>}
+          : mine.length > 1 && <span class="source">Tick two to compare them.</span>}
       </form>
       {listed && !found.length && <p id="empty">{mine.length ? "No training is like that." : listed.no_workspace || "No training yet that you may read."}</p>}
       {found.length > 0 && (
@@ -144,7 +144,7 @@ export function Trainings({ dag }: { dag: string }) {
                   <td title={line.failure ?? undefined}>
                     <span class="state"><span aria-hidden="true">{sign(line.state)}</span> {spoken(line.state)}</span>
                     {line.state === SILENT && <span class="cause source" title={zone}>since {around(line.signed)}</span>}
-                    {line.pace && line.pace.done !== null && ` ${percent(line.pace.done)}`}
+                    {line.state === "running" && line.pace && line.pace.done !== null && ` ${percent(line.pace.done)}`}
                     {line.failure && <span class="cause source">{line.failure}</span>}
                   </td>
                   <td class="number">{Object.hasOwn(line.metrics, shownMetric) ? number(line.metrics[shownMetric]) : "–"}</td>
@@ -155,7 +155,7 @@ export function Trainings({ dag }: { dag: string }) {
                     {line.publication ? <a href={go({ view: "graph", dag: line.dag_id, run: line.run_id })} aria-label={`Lineage of ${idOf(line)}`}>Lineage</a> : "–"}
                     {line.production && <b class="serving"> ★ in production</b>}
                   </td>
-                  <td title={zone}>{around(started(line))}</td>
+                  <td class="moment" title={zone}>{around(started(line))}</td>
                 </tr>
               ))}
             </tbody>

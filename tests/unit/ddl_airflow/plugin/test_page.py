@@ -1253,6 +1253,27 @@ def test_a_table_is_as_one_left_it(tab, published):
     expect(frame.get_by_label("Filter")).to_have_value("")
 
 
+def test_who_follows_links_by_the_keyboard_goes_on_behind_them(tab, published):
+    """Also a training whose names are as long as they may be fits a narrow page."""
+    run_id = f"manual__{'y' * 200}"
+    published.recorded(run_id, state="failed", step="train")
+    page, frame = tab("", width=390)
+    frame.get_by_role("link", name=re.compile("yyy")).focus()
+    page.keyboard.press("Enter")
+    expect(frame.locator("main")).to_be_focused()
+    frame.get_by_role("link", name="Lineage", exact=True).focus()
+    page.keyboard.press("Enter")
+    expect(frame.locator("main")).to_be_focused()
+    expect(frame.locator("main")).to_have_attribute("aria-label", "Lineage")
+    expect(frame.locator("#node-title")).to_contain_text(re.compile("mnist|yyy"))
+    frame.get_by_role("button", name=re.compile("^run")).press("Enter")
+    expect(frame.locator("#node-title")).to_contain_text("yyy")
+    wider = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.frames[1].evaluate(wider) == 0
+    without_fault(page)
+    shot(page, "lineage-long-390")
+
+
 def test_times_are_in_the_zone_that_was_chosen_in_airflow(tab, published):
     path = published.layout.checkpoints / "model-1.keras"
     path.write_bytes(b"x")
