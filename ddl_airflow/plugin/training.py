@@ -5,6 +5,7 @@ Most of it was written by ranks, which may write anything: what is not of its ty
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
@@ -27,7 +28,7 @@ from ddl_airflow.core.layout import (
     is_experiment,
     owners_of,
 )
-from ddl_airflow.core.metrics import COMMAND, SAMPLE, Measurement, newest, spelled
+from ddl_airflow.core.metrics import COMMAND, SAMPLE, Measurement, newest
 from ddl_airflow.core.progress import Progress
 from ddl_airflow.lineage.record import BY_HAND, LINEAGE, SO_FAR, has_part, measured, read_part
 from ddl_airflow.plugin.unchanged import Budget, Unchanged
@@ -140,11 +141,17 @@ def fact(said: object, depth: int = 0) -> Any:
         depth: how deep lists and objects in it may lie in each other; 0: a text or number alone.
     """
     if isinstance(said, str):
-        return word(said, _LONGEST_FACT)
+        text = word(said, _LONGEST_FACT)
+        if len(said) > _LONGEST_FACT:  # two that differ in what is cut are not shown as the same
+            digest = hashlib.sha256(said.encode("utf-8", "replace")).hexdigest()
+            text += f"… ({len(said):,} characters, sha256:{digest[:12]})"
+        return text
     if isinstance(said, int | float):
         return said
     if isinstance(said, list) and depth:
-        return [fact(one, depth - 1) for one in said[:_MOST_OF_FACT]]
+        shown = [fact(one, depth - 1) for one in said[:_MOST_OF_FACT]]
+        more = len(said) - _MOST_OF_FACT
+        return [*shown, f"… and {more:,} more"] if more > 0 else shown
     if isinstance(said, Mapping) and depth:
         some = islice(said.items(), _MOST_OF_FACT)
         return {word(name): fact(one, depth - 1) for name, one in some}
@@ -215,8 +222,8 @@ def read_measurements(
         else:
             return []  # no step has come so far, or one has begun again
         return [
-            {"metric": word(one.metric), "value": spelled(one.value)}
-            | {"measured_on": word(one.measured_on)}
+            {name: fact(value) for name, value in one.dump().items()}
+            | {"metric": word(one.metric), "measured_on": word(one.measured_on)}
             for one in newest(known).values()
         ]
     except (

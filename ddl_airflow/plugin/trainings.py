@@ -84,7 +84,7 @@ class Line(dict[str, Any]):
 
 @dataclass(frozen=True)
 class _Known:
-    """A line, what its files were like, and when their folder was changed last; 0: just now, or
+    """A line, what its files were like, and when their folder was changed last; -1: just now, or
     that does not tell.
     """
 
@@ -158,7 +158,7 @@ class Trainings:
             with self._lock:
                 # What runs writes elsewhere, too; and so does what was silent, once it is not.
                 over = line["state"] != "running" and line["signed"] is None
-                self._known[key] = _Known(line, seen, changed_ns if settled and over else 0)
+                self._known[key] = _Known(line, seen, changed_ns if settled and over else -1)
                 if len(self._known) > _MOST_KNOWN:
                     del self._known[next(iter(self._known))]
         return line

@@ -733,6 +733,17 @@ def test_what_made_it_is_told_without_what_is_long():
     }
 
 
+def test_what_is_long_is_cut_and_what_differs_in_that_still_differs():
+    def told(parameters):
+        return facts({"run": {"parameters": parameters}})["run"]["parameters"]
+
+    one, other = (told({"text": "x" * 5000 + end})["text"] for end in "ab")
+    assert one != other and "5,001 characters" in one and len(one) < 2100
+    assert told({"layers": [8] * 1500})["layers"][-1] == "… and 500 more"
+    whole = {"text": "x" * 2000, "layers": [8, [9]]}
+    assert told(whole) == whole
+
+
 # --- all of them ----------------------------------------------------------------------------------
 
 
