@@ -16,19 +16,20 @@ import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from ddl_airflow.core.beneath import read_object, write_beneath
+from ddl_airflow.core.beneath import open_beneath, read_object, write_beneath
 from ddl_airflow.core.connections import connection_of_environment
 from ddl_airflow.core.errors import ConnectionInvalid, DdlError, SettingInvalid, SourceMissing
 from ddl_airflow.core.job import StartedJob
-from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.layout import HEARTBEAT_S, RunLayout, training_id
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.sections.launchers import launcher_kind
 from ddl_airflow.core.manifest.sections.parameters import RUN_SETTINGS, values_of
@@ -187,9 +188,10 @@ def run_manifest(manifest: Manifest, path: Path, asked: Asked) -> dict[str, Any]
     try:
         for number, name in enumerate(doing):
             try:
-                done[name] = _do(
-                    name, steps, run, site, parameters, anew=anew, dry_run=asked.dry_run
-                )
+                with nullcontext() if asked.dry_run else _heartbeat(run.layout):
+                    done[name] = _do(
+                        name, steps, run, site, parameters, anew=anew, dry_run=asked.dry_run
+                    )
             except (DdlError, KeyboardInterrupt) as error:
                 how = "failed" if isinstance(error, DdlError) else "was interrupted, and has ended"
                 _log.error("%s %s", name.replace("_", "-"), how)
@@ -201,6 +203,41 @@ def run_manifest(manifest: Manifest, path: Path, asked: Asked) -> dict[str, Any]
         if asked.dry_run and not asked.steps:
             shutil.rmtree(run.layout.root, ignore_errors=True)
     return done
+
+
+@contextmanager
+def _heartbeat(layout: RunLayout) -> Iterator[None]:
+    """Has the time of a file say that this process is at work, for as long as it is.
+
+    Airflow notices when a task is killed. When this process is, nobody does, and the run's record
+    goes on saying that it runs.
+    """
+    over = threading.Event()
+
+    def beat() -> None:
+        said = False
+        while True:
+            try:
+                flags = os.O_WRONLY | os.O_CREAT
+                descriptor = open_beneath(layout.heartbeat, layout.workspace, flags)
+                try:
+                    os.utime(descriptor)
+                finally:
+                    os.close(descriptor)
+            except (DdlError, OSError) as error:  # the next one may be seen
+                if not said:
+                    _log.warning("nobody sees that this run is at work: %s", error)
+                said = True
+            if over.wait(HEARTBEAT_S):
+                return
+
+    with os_errors(layout.root):
+        layout.kept.mkdir(parents=True, exist_ok=True)
+    threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def data_of(manifest: Manifest, path: Path) -> ObjectStore:

@@ -77,6 +77,7 @@ CACHE = "cache"
 # The workspace of ``ddl-run`` and ``ddl-airflow run``. Hidden: what is in it is no script and no
 # manifest of the folder around it.
 BY_HAND = ".ddl-run"
+HEARTBEAT_S = 15.0  # so often a run without Airflow says that it is at work
 OWN_EXPERIMENT = r".*-[0-9a-f]{32}"  # of one training: its id
 EXPERIMENT = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}"
 
@@ -321,6 +322,11 @@ class RunLayout:
     def preemptions(self) -> Path:
         """Which jobs of the training had to make room, since it last began from its start."""
         return self.kept / "preemptions.json"
+
+    @property
+    def heartbeat(self) -> Path:
+        """Its time says when ``ddl-airflow run`` was last at work; see ``HEARTBEAT_S``."""
+        return self.kept / "heartbeat"
 
     @property
     def failure(self) -> Path:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
+from zlib import crc32
 
 import httpx
 from airflow.configuration import conf
@@ -53,6 +54,7 @@ from ddl_airflow.plugin.training import (
     read_pace,
     read_record,
     read_starts,
+    read_state,
 )
 from ddl_airflow.plugin.trainings import Line, Trainings
 from ddl_airflow.plugin.unchanged import Unchanged
@@ -78,6 +80,11 @@ _PATIENCE_S = 0.5
 _PRODUCTION = {
     said: b',"production":' + json.dumps(said).encode() + b"}" for said in (None, False, True)
 }
+# All trainings are in so many parts, each with a tag of so many characters: a page says the tags
+# that it has, and is sent the other parts. In a header, for addresses are in the server's log.
+_PARTS = 256
+_TAG = 8
+_KNOWN = "DDL-Known-Parts"
 _TENSORBOARD = "tensorboard"
 _STARTING = 4
 _TOO_OLD = "This address is too old. Open TensorBoard from the training."
@@ -91,7 +98,7 @@ def app() -> FastAPI:
     """The app. Who may read a DAG's task logs may see its trainings; others see nothing of them."""
     api = FastAPI(title="DDL training", docs_url=None, redoc_url=None, openapi_url=None)
     page = (_BUILT / "index.html").read_text("utf-8")
-    known, pointers, boards = Trainings(), Pointers(), cache(_tensorboards)
+    listed, pointers, boards = Trainings(), Pointers(), cache(_tensorboards)
     files, lineages = Unchanged(), Unchanged(_MOST_LINEAGES)
     # In threads of their own: they look into the workspace, which may hang.
     starting = CapacityLimiter(_STARTING)
@@ -130,20 +137,22 @@ def app() -> FastAPI:
         request: Request, dag_id: str = "", may: Callable[[Iterable[str]], set[str]] = among
     ) -> Response:
         place = workspace()
-        lines, left_out = known.read(place, may, dag_id)
-        ends = _ends(lines, pointers)
-        rest = json.dumps({"left_out": left_out, "no_workspace": _lacking(place)}).encode()
+        lines, left_out = listed.read(place, may, dag_id)
         # Most lines are as they were when somebody asked before: of none the JSON is made again.
-        digest = hashlib.sha256(rest)
-        for line, end in zip(lines, ends, strict=True):
-            digest.update(line.digest + end)
-        tag = f'"{digest.hexdigest()}"'
-        # The browser has it from before, and gives it to the page.
-        if tag in request.headers.get("If-None-Match", ""):
-            return Response(status_code=304, headers={"ETag": tag})
-        whole = b",".join(line.json[:-1] + end for line, end in zip(lines, ends, strict=True))
-        told = b'{"trainings":[' + whole + b"]," + rest[1:]
-        return Response(told, media_type="application/json", headers={"ETag": tag})
+        parts, known = _parts(lines, _ends(lines, pointers)), request.headers.get(_KNOWN, "")
+        news = [
+            (number, tag, of)
+            for number, (tag, of) in enumerate(parts)
+            if tag != known[number * _TAG : (number + 1) * _TAG]
+        ]
+        whole = b",".join(line.json[:-1] + end for *_, of in news for line, end in of)
+        rest = {
+            "parts": [[number, tag, len(of)] for number, tag, of in news],
+            "left_out": left_out,
+            "no_workspace": _lacking(place),
+        }
+        told = b'{"trainings":[' + whole + b"]," + json.dumps(rest).encode()[1:]
+        return Response(told, media_type="application/json")
 
     @api.get("/rights/{dag_id}")
     def rights_over(said: dict[str, bool] = rights) -> dict[str, bool]:
@@ -170,7 +179,7 @@ def app() -> FastAPI:
             {
                 "training_id": layout.training_id,
                 "no_workspace": _lacking(layout.workspace),
-                "state": (record.get("outcome") or {}).get("state"),
+                **read_state(layout, record),
                 "pace": read_pace(layout),
                 "failure": read_failure(layout),
                 "jobs": read_jobs(layout, files),
@@ -290,6 +299,18 @@ def _layout(dag_id: str, run_id: str) -> RunLayout:
     if slug(dag_id) != dag_id:
         raise HTTPException(404, f"{dag_id!r} is no DAG of a manifest")
     return RunLayout(workspace(), dag_id, training_of(dag_id, run_id, make=False))
+
+
+def _parts(lines: list[Line], ends: list[bytes]) -> list[tuple[str, list[tuple[Line, bytes]]]]:
+    """Tag and lines, with how their JSON ends, of each part: a training stays in its part."""
+    parts: list[list[tuple[Line, bytes]]] = [[] for _ in range(_PARTS)]
+    for line, end in zip(lines, ends, strict=True):
+        parts[crc32(line["training_id"].encode()) % _PARTS].append((line, end))
+    told = []
+    for of in parts:
+        digest = hashlib.sha256(b"".join(line.digest + end for line, end in of))
+        told.append((digest.hexdigest()[:_TAG], of))
+    return told
 
 
 def _ends(lines: list[Line], pointers: Pointers) -> list[bytes]:

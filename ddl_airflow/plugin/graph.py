@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from ddl_airflow.core.errors import FileRefused
@@ -18,7 +19,14 @@ from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, Pointer, read_pointer
 from ddl_airflow.lineage.record import LINEAGE
-from ddl_airflow.plugin.training import mapping, read_record
+from ddl_airflow.plugin.training import (
+    fact,
+    finite,
+    mapping,
+    read_record,
+    read_state,
+    word,
+)
 from ddl_airflow.plugin.unchanged import Unchanged
 
 _FRESH_S = 15.0
@@ -30,6 +38,9 @@ _READERS_OF_ONE = 2
 _READERS = 16
 _MOST_FILES = 500
 _MOST_NAMED = 20
+_MOST_METRICS = 100
+_LONGEST_URI = 5000
+_DEEPEST = 4  # of a fact
 # Bytes of a record, which lists each object of the data: some 400,000.
 _MOST_OF_LINEAGE = 64 * 2**20
 # What nodes have of a record, beside files, metrics and the outcome.
@@ -171,18 +182,18 @@ def read_graph(
             record = {**published, **_outcome(record)}
     outcome = mapping(record.get("outcome"))
     nodes = _inputs(record)
-    state = str(outcome.get("state", "running"))
+    state = read_state(layout, record)["state"]
     run = mapping(record.get("run"))
     told = [("training", layout.training_id), ("state", state), ("started", run.get("started"))]
     told += [("asked for by", run.get("triggered_by"))]
-    nodes.append(_node("run", "run", str(run.get("run_id", layout.training_id)), told))
+    nodes.append(_node("run", "run", word(run.get("run_id")) or layout.training_id, told))
     edges = [(node["id"], "run") for node in nodes if node["id"] != "run"]
     publication = outcome.get("publication")
     if not isinstance(publication, str):
         of_none = {"unknown": "", "pending": False, "production": None, "results": ""}
         return {"nodes": nodes, "edges": edges} | of_none
     result = mapping(record.get("result"))
-    metrics = mapping(result.get("metrics")).items()
+    metrics = islice(mapping(result.get("metrics")).items(), _MOST_METRICS)
     told = [("place", publication), *((name, value) for name, value in metrics)]
     if too_large:
         limit = f"larger than {_MOST_OF_LINEAGE >> 20} MiB"
@@ -208,7 +219,7 @@ def read_graph(
         "unknown": why,
         "pending": bool(known.get("pending")),
         "production": known.get(PRODUCTION),
-        "results": mapping(outcome.get("results")).get("uri", ""),
+        "results": word(mapping(outcome.get("results")).get("uri"), _LONGEST_URI),
     }
 
 
@@ -230,8 +241,13 @@ def _drawn(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _files(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Those of a model, with their digests, as many as are shown."""
-    known = [one for one in result.get("files") or () if isinstance(one, Mapping)][:_MOST_FILES]
-    return [{name: one.get(name) for name in ("key", "size", "sha256")} for one in known]
+    told = result.get("files")
+    known = [one for one in told if isinstance(one, Mapping)] if isinstance(told, list) else []
+    return [
+        {"key": word(one.get("key"), _LONGEST_URI), "size": finite(one.get("size"))}
+        | {"sha256": word(one.get("sha256"))}
+        for one in known[:_MOST_FILES]
+    ]
 
 
 def _made_of(record: Mapping[str, Any]) -> list[Any]:
@@ -247,18 +263,18 @@ def _inputs(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     nodes = []
     if data := mapping(record.get("dataset")):
         told = [(name, data.get(name)) for name in ("fingerprint", "files", "bytes")]
-        nodes.append(_node("data", "data", str(data.get("uri", "data")), told))
+        nodes.append(_node("data", "data", word(data.get("uri"), _LONGEST_URI) or "data", told))
     if code := mapping(record.get("code")):
         files = code.get("files")
-        names = [str(one) for one in files[:_MOST_NAMED]] if isinstance(files, list) else []
+        names = [word(one) for one in files[:_MOST_NAMED]] if isinstance(files, list) else []
         told = [("digest", code.get("digest")), ("commit", code.get("git_commit"))]
-        nodes.append(_node("code", "code", ", ".join(names) or "code", told))
+        nodes.append(_node("code", "code", ", ".join(filter(None, names)) or "code", told))
     if manifest := mapping(record.get("manifest")):
         told = [(name, manifest.get(name)) for name in ("digest", "dialect", "file")]
-        nodes.append(_node("manifest", "manifest", str(manifest.get("name", "manifest")), told))
+        nodes.append(_node("manifest", "manifest", word(manifest.get("name")) or "manifest", told))
     return nodes
 
 
 def _node(node_id: str, kind: str, title: str, told: list[tuple[str, Any]]) -> dict[str, Any]:
-    known = [(name, value) for name, value in told if value is not None]
+    known = [(word(name), fact(value, _DEEPEST)) for name, value in told if value is not None]
     return {"id": node_id, "kind": kind, "title": title, "facts": known}

@@ -5,12 +5,15 @@ Most of it was written by ranks, which may write anything: what is not of its ty
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,16 @@ from ddl_airflow.core.advice import advice
 from ddl_airflow.core.beneath import check_folder, open_beneath, read_object
 from ddl_airflow.core.errors import FileRefused, StagingError
 from ddl_airflow.core.job import LAST_OF_SIGNALS
-from ddl_airflow.core.layout import RunLayout, experiments, is_experiment, owners_of
+from ddl_airflow.core.layout import (
+    HEARTBEAT_S,
+    RunLayout,
+    experiments,
+    is_experiment,
+    owners_of,
+)
 from ddl_airflow.core.metrics import COMMAND, SAMPLE, Measurement, newest
 from ddl_airflow.core.progress import Progress
-from ddl_airflow.lineage.record import LINEAGE, SO_FAR, has_part, measured, read_part
+from ddl_airflow.lineage.record import BY_HAND, LINEAGE, SO_FAR, has_part, measured, read_part
 from ddl_airflow.plugin.unchanged import Budget, Unchanged
 
 _LONGEST_MESSAGE = 10_000
@@ -46,6 +55,16 @@ _CHECKPOINT = re.compile(r"(?P<name>.*?)(?:\.index|\.keras|(?:\.weights)?\.h(?:d
 # Of a name: TensorFlow's own ends in the step. Another number may be an epoch's or a loss.
 _STEP_OF_INDEX = re.compile(r"[-_.](\d{1,15})\.index$")
 _STEP = re.compile(r"step[-_=.]?(\d{1,15})(?!\d)", re.IGNORECASE)
+_STATE = re.compile(r"[a-z_]{1,30}")
+# Of a run without Airflow of which nobody has noted an end: that says so often that it is at work,
+# and the clock of a file server may be another than ours.
+_SILENT_S = 6 * HEARTBEAT_S
+SILENT = "no_sign_of_life"
+# Of facts: characters of a text, entries of a list or an object, and how deep they may lie in each
+# other.
+_LONGEST_FACT = 2000
+_MOST_OF_FACT = 1000
+_DEEPEST_FACT = 4
 # What of a record the page shows: no listings, and nothing that is long.
 _SHOWN = {
     "manifest": ("name", "file", "digest", "dialect"),
@@ -58,6 +77,13 @@ _SHOWN = {
     "run": ("type", "triggered_by", "started", "due", "parameters", "experiment"),
     "result": ("metrics", "steps", "goodput"),
 }
+# Those of them that are no single text or number.
+_NESTED = frozenset(
+    {
+        *("files", "hosts", "devices", "processors", "settings", "versions"),
+        *("parameters", "metrics", "goodput"),
+    }
+)
 
 
 def read_record(layout: RunLayout, files: Unchanged | None = None) -> dict[str, Any]:
@@ -99,8 +125,80 @@ def facts(record: Mapping[str, Any]) -> dict[str, Any]:
     for section, names in _SHOWN.items():
         said = record.get(section)
         if isinstance(said, Mapping):
-            told[section] = {name: said[name] for name in names if said.get(name) is not None}
+            known = {
+                name: fact(said.get(name), _DEEPEST_FACT if name in _NESTED else 0)
+                for name in names
+            }
+            told[section] = {name: one for name, one in known.items() if one is not None}
     return told
+
+
+def fact(said: object, depth: int = 0) -> Any:
+    """A value as far as it can be shown; None if it is nothing of the kind.
+
+    Args:
+        said: whatever JSON has.
+        depth: how deep lists and objects in it may lie in each other; 0: a text or number alone.
+    """
+    if isinstance(said, str):
+        text = word(said, _LONGEST_FACT)
+        if len(said) > _LONGEST_FACT:  # two that differ in what is cut are not shown as the same
+            digest = hashlib.sha256(said.encode("utf-8", "replace")).hexdigest()
+            text += f"… ({len(said):,} characters, sha256:{digest[:12]})"
+        return text
+    if isinstance(said, int | float):
+        return said
+    if isinstance(said, list) and depth:
+        shown = [fact(one, depth - 1) for one in said[:_MOST_OF_FACT]]
+        more = len(said) - _MOST_OF_FACT
+        return [*shown, f"… and {more:,} more"] if more > 0 else shown
+    if isinstance(said, Mapping) and depth:
+        some = islice(said.items(), _MOST_OF_FACT)
+        return {word(name): fact(one, depth - 1) for name, one in some}
+    return None
+
+
+def read_state(layout: RunLayout, record: Mapping[str, Any]) -> dict[str, Any]:
+    """How far it has come, as far as was noted.
+
+    Returns:
+        ``state``, as ``keep_so_far`` has it; of a run without Airflow that was noted to be running
+        and is not, ``SILENT`` or ``ended``. ``step``, the last one that did something, or empty.
+        ``signed``: when such a run last gave a sign of life, in unix seconds; else null.
+        ``by_hand``: whether it is one.
+    """
+    outcome, run = mapping(record.get("outcome")), mapping(record.get("run"))
+    said = outcome.get("state", "running")
+    state = said if isinstance(said, str) and _STATE.fullmatch(said) else "unknown"
+    if "outcome" not in record and record:
+        state = "published"  # of an earlier version of ours: the whole record
+    by_hand, signed = run.get("type") == BY_HAND, None
+    if by_hand and state == "running" and is_silent(layout):
+        # It may be a step that one asked for alone; the record says that it has ended.
+        state, signed = SILENT if outcome.get("at_work") else "ended", _last_sign(layout)
+    step = word(outcome.get("step"))
+    return {"state": state, "step": step, "signed": signed, "by_hand": by_hand}
+
+
+def is_silent(layout: RunLayout) -> bool:
+    """Whether a run without Airflow says no more that it is at work. It may be frozen, or its host
+    away: it need not be dead.
+    """
+    return time.time() - _last_sign(layout) > _SILENT_S
+
+
+def _last_sign(layout: RunLayout) -> float:
+    # Jobs of a scheduler go on without it, and report progress.
+    signs = (layout.heartbeat, layout.kept / SO_FAR, layout.progress)
+    return max(written_ns(path) for path in signs) / 1e9
+
+
+def written_ns(path: Path) -> int:
+    """When a file was written, in nanoseconds since 1970; 0 if it is not there."""
+    try:
+        return os.lstat(path).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def read_measurements(
@@ -123,7 +221,11 @@ def read_measurements(
             known = measured(layout, _trained(layout, record, files or Unchanged()))
         else:
             return []  # no step has come so far, or one has begun again
-        return [one.dump() | {"measured_on": one.measured_on} for one in newest(known).values()]
+        return [
+            {name: fact(value) for name, value in one.dump().items()}
+            | {"metric": word(one.metric), "measured_on": word(one.measured_on)}
+            for one in newest(known).values()
+        ]
     except (
         StagingError,
         OSError,
@@ -222,7 +324,7 @@ def read_pace(layout: RunLayout, most_bytes: int = _TAIL) -> dict[str, Any]:
         # Who counts from 0 ends at the one before.
         "stopped_early": bool(ended and step is not None and steps and step + 1 < steps),
         "steps_per_s": progress.steps_per_s,
-        "examples_per_s": _finite(progress.examples_per_s),
+        "examples_per_s": finite(progress.examples_per_s),
         "left_s": None if ended or failed or not steps else progress.eta_s,
     }
 
@@ -336,20 +438,18 @@ def _record(
 
 def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
     """Of a rank's record what is looked at here, without what is long."""
-    told: dict[str, Any] = {name: _finite(record.get(name)) for name in ("started", "ended")}
+    told: dict[str, Any] = {name: finite(record.get(name)) for name in ("started", "ended")}
     told["exit_code"] = _integer(record.get("exit_code"))
-    told |= {name: _word(record.get(name)) for name in ("host", "task", "cpu")}
+    told |= {name: word(record.get(name)) for name in ("host", "task", "cpu")}
     gpus = record.get("gpus")
-    told["gpus"] = [_word(gpu, 100) for gpu in gpus[:32]] if isinstance(gpus, list) else []
+    told["gpus"] = [word(gpu, 100) for gpu in gpus[:32]] if isinstance(gpus, list) else []
     if "asked_to_end" in record:
         told["asked_to_end"] = True
     if isinstance(saved := record.get("preempted"), Mapping):
         told["preempted"] = {"step": _integer(saved.get("step"))}
     raised = _raised(record)
-    told["exception"] = {"t": _finite(raised.get("t")), "line": _integer(raised.get("line"))}
-    told["exception"] |= {
-        name: _word(raised.get(name), 500) for name in ("type", "file", "message")
-    }
+    told["exception"] = {"t": finite(raised.get("t")), "line": _integer(raised.get("line"))}
+    told["exception"] |= {name: word(raised.get(name), 500) for name in ("type", "file", "message")}
     return told
 
 
@@ -391,7 +491,7 @@ def _usage(
 
 def _measured(said: Mapping[str, Any]) -> dict[str, float | None]:
     names = "t cores cpu_s memory peak gpu gpu_average gpu_memory gpu_peak"
-    return {name: _finite(said.get(name)) for name in names.split()}
+    return {name: finite(said.get(name)) for name in names.split()}
 
 
 def _what_became(
@@ -413,11 +513,11 @@ def _what_became(
     if failed:
         _, one, raised = min(failed, key=lambda told: told[0])
         on = f" on {one['host']}" if one["host"] else ""
-        if kind := _word(raised.get("type")):
+        if kind := word(raised.get("type")):
             place = ""
-            if file := _word(raised.get("file")):
+            if file := word(raised.get("file")):
                 place = "" if raised["line"] is None else f" at {file}:{raised['line']}"
-            said = _word(raised.get("message"), 500)
+            said = word(raised.get("message"), 500)
             return "failed", f"rank {one['rank']}{on} raised {kind}{place}: {said}".rstrip(": ")
         code = one["exit_code"]
         how = f"exited with code {code}"
@@ -475,7 +575,7 @@ def _spent(said: Mapping[str, Any]) -> dict[str, Any] | None:
         for one in said["ranks"][:_MOST_RANKS]:
             if (seconds := _seconds(one)) is None or type(one["rank"]) is not int:
                 return None
-            ranks.append({"rank": one["rank"], "host": _word(one.get("host")), **seconds})
+            ranks.append({"rank": one["rank"], "host": word(one.get("host")), **seconds})
         straggler = said.get("straggler")
         who = straggler.get("rank") if isinstance(straggler, Mapping) else None
     except (LookupError, TypeError, AttributeError):
@@ -485,7 +585,7 @@ def _spent(said: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _seconds(said: Mapping[str, Any]) -> dict[str, float] | None:
     """What a rank has spent on what; None if it is not said."""
-    run, comm, wait = (_finite(said.get(name)) for name in ("run_s", "comm_s", "wait_s"))
+    run, comm, wait = (finite(said.get(name)) for name in ("run_s", "comm_s", "wait_s"))
     if run is None or comm is None or wait is None:
         return None
     comm = min(max(0.0, comm), run)
@@ -541,7 +641,7 @@ def read_checkpoints(layout: RunLayout, record: Mapping[str, Any]) -> list[dict[
                             size += beside.lstat().st_size
                     said = _STEP_OF_INDEX.search(entry.name) or _STEP.search(match["name"])
                     step = int(said[1]) if said else None
-                    name = _word(entry.name.removesuffix(".index"))
+                    name = word(entry.name.removesuffix(".index"))
                     told = {"name": name, "step": step, "bytes": size, "at": stat.st_mtime}
                     found[f"{folder.name}/{name}"] = told
     return sorted(found.values(), key=lambda one: one["at"], reverse=True)[:_MOST_CHECKPOINTS]
@@ -556,13 +656,13 @@ def mapping(said: object) -> Mapping[str, Any]:
     return said if isinstance(said, Mapping) else {}
 
 
-def _word(said: object, longest: int = 200) -> str:
+def word(said: object, longest: int = 200) -> str:
     """Text that can be sent; empty if it is none."""
     text = said[:longest] if isinstance(said, str) else ""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _finite(said: object) -> float | None:
+def finite(said: object) -> float | None:
     if isinstance(said, bool) or not isinstance(said, int | float):
         return None
     with suppress(OverflowError):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,36 @@ from ddl_airflow.core.manifest.sections.definition import slug
 from ddl_airflow.core.metrics import SAMPLE, is_word, number_of, spelled
 from ddl_airflow.plugin.sendable import sendable
 from ddl_airflow.plugin.training import (
-    facts,
+    finite,
+    is_silent,
     mapping,
     read_failure,
     read_measurements,
     read_pace,
     read_record,
+    read_state,
+    word,
+    written_ns,
 )
 
 _log = logging.getLogger(__name__)
 
 _MOST = 2000
-# Of which what was read is kept, some 9 KB each: those of a few DAGs, and of the list of all.
-_MOST_KNOWN = 5 * _MOST
+# Of which what was read is kept, some 4 KB each: those of a few DAGs, and of the list of all.
+_MOST_KNOWN = 10 * _MOST
 _TAIL = 16 * 1024
 # A folder in which something was written within that time may be written once more without its
 # time telling.
 _SETTLED_S = 2.0
-_NO_COLUMN = (("code", "files"), ("environment", "settings"), ("environment", "versions"))
+# Of what made a training: what the table shows or is searched for.
+_FACTS = {
+    "dataset": ("uri", "fingerprint"),
+    "code": ("digest", "git_commit"),
+    "manifest": ("digest",),
+}
+# Of one training: characters of a text, and metrics. There are 2000.
+_LONGEST = 1000
+_MOST_METRICS = 100
 _ANY = RunLayout(Path("/"), "any", "training")
 _KEPT = str(_ANY.kept.relative_to(_ANY.root))
 # What a line is made of, below the training's folder.
@@ -61,7 +74,8 @@ class Line(dict[str, Any]):
     @cached_property
     def json(self) -> bytes:
         """Made once, for of thousands this takes longer than all else."""
-        return json.dumps(sendable(self), ensure_ascii=False, separators=(",", ":")).encode()
+        told = {name: one for name, one in self.items() if name != "results"}
+        return json.dumps(sendable(told), ensure_ascii=False, separators=(",", ":")).encode()
 
     @cached_property
     def digest(self) -> bytes:
@@ -70,10 +84,12 @@ class Line(dict[str, Any]):
 
 @dataclass(frozen=True)
 class _Known:
-    """A line, what its files were like, and when their folder was changed last; 0: just now."""
+    """A line, what its files were like, and when their folder was changed last; -1: just now, or
+    that does not tell.
+    """
 
     line: Line
-    seen: tuple[tuple[int, int], ...]
+    seen: tuple[object, ...]
     changed_ns: int
 
 
@@ -91,9 +107,9 @@ class Trainings:
         """The newest 2000 trainings, of the DAGs that somebody may read, the newest first; and how
         many older ones there are.
 
-        Each has ``dag_id``, ``run_id``, ``training_id``, ``state``, ``started``, ``changed`` (unix
-        seconds), ``pace`` (while it runs), ``metrics``, ``held_s``, ``failure`` (its cause),
-        ``publication`` and ``facts``.
+        Each has ``dag_id``, ``run_id``, ``training_id``, what ``read_state`` has, ``started``,
+        ``changed`` (unix seconds), ``pace`` (while it runs), ``metrics``, ``held_s``, ``failure``
+        (its cause), ``publication``, ``facts`` and ``results``, which is not in its JSON.
 
         Args:
             workspace: the site's.
@@ -124,12 +140,12 @@ class Trainings:
                 self._known[key] = known  # the last to be forgotten
         # Files in the folder are replaced, never written, so that its own time tells: of one that
         # has ended, nothing else is looked at.
-        if known and known.changed_ns == changed_ns and known.line["state"] != "running":
+        if known and known.changed_ns == changed_ns:
             return known.line
         layout = RunLayout(workspace, dag_id, training_id)
         settled = time.time() - changed_ns / 1e9 > _SETTLED_S
         root = str(layout.root)
-        seen = tuple(_stamp(f"{root}/{name}") for name in _FILES)
+        seen = (*(_stamp(f"{root}/{name}") for name in _FILES), is_silent(layout))
         try:
             line = known.line if known and known.seen == seen else _read_line(layout)
         except Exception as error:
@@ -140,7 +156,9 @@ class Trainings:
             return None
         if line is not None:
             with self._lock:
-                self._known[key] = _Known(line, seen, changed_ns if settled else 0)
+                # What runs writes elsewhere, too; and so does what was silent, once it is not.
+                over = line["state"] != "running" and line["signed"] is None
+                self._known[key] = _Known(line, seen, changed_ns if settled and over else -1)
                 if len(self._known) > _MOST_KNOWN:
                     del self._known[next(iter(self._known))]
         return line
@@ -166,47 +184,59 @@ def _stamp(path: Path | str) -> tuple[int, int]:
 def _read_line(layout: RunLayout) -> Line | None:
     record = read_record(layout)
     run, outcome = mapping(record.get("run")), mapping(record.get("outcome"))
+    result, results = mapping(record.get("result")), outcome.get("results")
+    goodput = mapping(result.get("goodput"))
     run_id = run.get("run_id")
     if run_id is None:
         with suppress(FileRefused, OSError):
             run_id = read_object(layout.kept / "run.json", layout.workspace).get("run_id")
     if not isinstance(run_id, str):
         return None  # nothing has been staged, so there is nothing to show
-    state = outcome.get("state", "running")
-    if "outcome" not in record and record:
-        state = "published"  # of an earlier version of ours: the whole record
-    result = mapping(record.get("result"))
-    goodput = mapping(result.get("goodput"))
+    state = read_state(layout, record)
     metrics = {
-        name: spelled(number_of(value))
-        for name, value in _metrics(layout, result).items()
-        if isinstance(value, int | float) or is_word(value)
+        word(name): number
+        for name, value in islice(_metrics(layout, result).items(), _MOST_METRICS)
+        if (number := _number(value)) is not None
     }
-    failure, made = read_failure(layout), facts(record)
-    # May be thousands, and no column has them.
-    for section, name in _NO_COLUMN:
-        made.get(section, {}).pop(name, None)
-    publication, results = outcome.get("publication"), outcome.get("results")
-    changed = max(_stamp(path)[0] for path in (layout.kept / "record.json", layout.progress)) / 1e9
+    failure = read_failure(layout)
+    changed = max(written_ns(path) for path in (layout.kept / "record.json", layout.progress)) / 1e9
     told = {
         "dag_id": layout.dag_id,
-        "run_id": run_id,
+        "run_id": run_id[:_LONGEST],
         "training_id": layout.training_id,
-        "state": state,
-        "step": outcome.get("step", ""),
-        "started": run.get("started"),
+        **state,
+        "started": _text(run.get("started")),
         "changed": changed or None,
         # Of one that has ended, the record says it; and of many the list has to be quick.
-        "pace": read_pace(layout, _TAIL) if state == "running" else None,
+        "pace": read_pace(layout, _TAIL) if state["state"] == "running" else None,
         "metrics": metrics,
-        "held_s": goodput.get("held_s"),
-        "steps_per_s": goodput.get("steps_per_held_s"),
-        "failure": failure and failure["cause"],
-        "publication": publication if isinstance(publication, str) else None,
+        "held_s": finite(goodput.get("held_s")),
+        "steps_per_s": finite(goodput.get("steps_per_held_s")),
+        "failure": failure and failure["cause"][:_LONGEST],
+        "publication": _text(outcome.get("publication")),
         "results": results if isinstance(results, Mapping) else None,
-        "facts": made,
+        "facts": {
+            section: known
+            for section, names in _FACTS.items()
+            if (known := _texts(mapping(record.get(section)), names))
+        },
     }
     return Line(told)
+
+
+def _number(said: Any) -> float | str | None:
+    if isinstance(said, int | float) or is_word(said):
+        with suppress(OverflowError):  # no float is so large
+            return spelled(number_of(said))
+    return None
+
+
+def _text(said: object) -> str | None:
+    return word(said, _LONGEST) or None
+
+
+def _texts(section: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+    return {name: text for name in names if (text := _text(section.get(name)))}
 
 
 def _metrics(layout: RunLayout, result: Mapping[str, Any]) -> Mapping[str, Any]:

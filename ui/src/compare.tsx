@@ -13,10 +13,10 @@ const PAUSE_MS = 200;
 
 // All of them: those of a long training do not come in one answer. Each costs the server much: it
 // has a pause after it, and where one gets no further than the one before, it was the last.
-async function curvesOf(path: string): Promise<Curve[]> {
+async function curvesOf(path: string, signal: AbortSignal): Promise<Curve[]> {
   let known = nothing();
   for (let cursor = ""; ; ) {
-    const news = await ask<Curves>(`curves/${path}?points=800&cursor=${cursor}`);
+    const news = await ask<Curves>(`curves/${path}?points=800&cursor=${cursor}`, { signal });
     known = taken(known, news);
     if (!news.more || news.cursor === cursor) return [...known.curves.values()];
     ({ cursor } = news);
@@ -24,9 +24,9 @@ async function curvesOf(path: string): Promise<Curve[]> {
   }
 }
 
-async function read(dag: string, run: string): Promise<Side> {
+async function read(dag: string, run: string, signal: AbortSignal): Promise<Side> {
   const path = pathOf(dag, run);
-  const [about, curves] = await Promise.all([ask<About>(`about/${path}`), curvesOf(path)]);
+  const [about, curves] = await Promise.all([ask<About>(`about/${path}`, { signal }), curvesOf(path, signal)]);
   return { name: `${dag} ${run}`, about, curves };
 }
 
@@ -64,7 +64,13 @@ export function Compare({ place }: { place: Place }) {
   const [open, setOpen] = useState("");
   const [dag, run] = place.other!;
   useEffect(() => {
-    Promise.all([read(place.dag, place.run), read(dag, run)]).then(setSides, (told: Error) => setError(told.message));
+    const left = new AbortController();
+    Promise.all([read(place.dag, place.run, left.signal), read(dag, run, left.signal)]).then(setSides, (told: Error) => {
+      if (left.signal.aborted) return; // nobody waits for it any more
+      left.abort(); // nor for the other one
+      setError(told.message);
+    });
+    return () => left.abort();
   }, [place.dag, place.run, dag, run]);
   const charts = useMemo(() => {
     if (!sides) return [];

@@ -1,7 +1,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { go, type Place } from "./places";
 import { again, API, ask, instancesOf, pathOf, tasksOf, type Graph, type Named, type Node, type Task } from "./server";
-import { at, bytes, number, parsed, said, zone } from "./words";
+import { at, bytes, number, parsed, said, spoken, zone } from "./words";
 
 const COLUMNS: Record<string, number> = { data: 0, code: 0, manifest: 0, run: 1, model: 2, pointer: 3 };
 const [WIDTH, HEIGHT, GAP_X, GAP_Y] = [210, 76, 60, 20];
@@ -11,7 +11,9 @@ function laid(nodes: Node[]): Map<string, { x: number; y: number }> {
   for (const node of nodes) columns.set(COLUMNS[node.kind] ?? 0, [...(columns.get(COLUMNS[node.kind] ?? 0) ?? []), node]);
   const tallest = Math.max(...[...columns.values()].map((of) => of.length));
   const places = new Map<string, { x: number; y: number }>();
-  for (const [column, of] of columns)
+  // Those that are there, from the left: of a run that has staged nothing it is alone.
+  const shown = [...columns].sort(([a], [b]) => a - b);
+  for (const [column, [, of]] of shown.entries())
     of.forEach((node, index) => {
       const y = ((tallest - of.length) / 2 + index) * (HEIGHT + GAP_Y);
       places.set(node.id, { x: column * (WIDTH + GAP_X), y });
@@ -64,7 +66,7 @@ function Fact({ name, value }: { name: string; value: unknown }) {
   return (
     <div>
       <dt>{name}</dt>
-      {seconds === null ? <dd><code>{isMetric(value) ? number(value) : said(value)}</code></dd> : <dd title={zone}>{at(seconds)}</dd>}
+      {seconds === null ? <dd><code>{isMetric(value) ? number(value) : name === "state" ? spoken(said(value)) : said(value)}</code></dd> : <dd title={zone}>{at(seconds)}</dd>}
     </div>
   );
 }

@@ -34,21 +34,26 @@ export interface Spent {
 export interface Measured { metric: string; value: number | string; measured_on: string }
 export type Facts = Record<string, Record<string, unknown>>;
 export interface About {
-  training_id: string; no_workspace: string; state: string | null; pace: Pace; failure: Failure | null; jobs: Job[];
+  training_id: string; no_workspace: string; pace: Pace; failure: Failure | null; jobs: Job[];
+  state: string; step: string; signed: number | null; by_hand: boolean;
   communication: { ended: boolean; straggler: number | null; ranks: Spent[] } | null;
   checkpoints: { name: string; step: number | null; bytes: number; at: number }[];
   measurements: Measured[]; facts: Facts; logs: number[]; tensorboard: string | null; tensorboards: boolean;
 }
 export interface Line {
   dag_id: string; run_id: string; training_id: string; state: string; step: string;
+  signed: number | null; by_hand: boolean;
   started: string | null; changed: number | null; pace: Pace | null;
   metrics: Record<string, number | string>; held_s: number | null; steps_per_s: number | null;
   failure: string | null; publication: string | null; production: boolean | null; facts: Facts;
 }
-export interface Listed { trainings: Line[]; left_out: number; no_workspace: string }
+export interface Listed {
+  trainings: Line[]; left_out: number; no_workspace: string;
+  parts: [number, string, number][]; // of what is told: which, its tag, and how many trainings
+}
 export interface Node {
   id: string; kind: string; title: string; facts: [string, unknown][];
-  files?: { key: string; size: number; sha256: string }[]; names?: boolean;
+  files?: { key: string; size: number | null; sha256: string }[]; names?: boolean;
 }
 export interface Named { publication: string; training_id: string; model: string; set: string }
 export interface Graph {
@@ -99,12 +104,15 @@ export const isOver = (state: string | null | undefined): boolean => ENDED.has(s
 const TRY_OVER = new Set([...ENDED, "up_for_retry"]);
 
 // Whose worker was killed with its ranks, of that one nobody has noted an end: Airflow says that the
-// try is over, by the state of its task, or since that is in another try.
-export function endedJobs(jobs: Job[], train: Task | undefined): Job[] {
+// try is over, by the state of its task, or since that is in another try. Without Airflow it is
+// `silent`.
+export function endedJobs(jobs: Job[], train: Task | undefined, silent: boolean): Job[] {
   const last = jobs.at(-1);
-  if (!last || last.over || !train) return jobs;
-  if (!TRY_OVER.has(train.state ?? "") && train.try_number <= last.try) return jobs;
-  const ended = last.state === "running" ? { state: "ended", words: "was ended, and its ranks said no more" } : {};
+  if (!last || last.over) return jobs;
+  const over = train !== undefined && (TRY_OVER.has(train.state ?? "") || train.try_number > last.try);
+  if (!over && !silent) return jobs;
+  const words = over ? "was ended, and its ranks said no more" : "its ranks say no more";
+  const ended = last.state === "running" ? { state: "ended", words } : {};
   // What it took last it takes no more.
   const none = { cores: null, memory: null, gpu: null, gpu_memory: null };
   const ranks = last.ranks.map((one) => (one.ended === null ? { ...one, usage: { ...one.usage, ...none } } : one));
@@ -212,13 +220,27 @@ export const idOf = (line: Line) => `${line.dag_id}/${line.run_id}`;
 
 // Gives those their state that Airflow no longer runs: of one whose task was killed without a word,
 // the record in the workspace says that it runs.
-export async function endKilled(lines: Line[]): Promise<void> {
+export async function endKilled(lines: Line[]): Promise<Line[]> {
   // A run of `ddl-airflow run` is none of Airflow's.
-  const running = lines.filter((line) => line.state === "running" && !line.run_id.startsWith("by-hand-"));
-  if (!running.length) return;
+  const running = lines.filter((line) => line.state === "running" && !line.by_hand);
+  if (!running.length) return lines;
   const open = await runsOf(running, ["queued", "running"]);
-  const ended = running.filter((line) => !open.has(idOf(line)));
-  if (!ended.length) return;
-  const failed = await runsOf(ended, ["failed"], 100);
-  for (const line of ended) line.state = failed.has(idOf(line)) ? "failed" : "ended";
+  const ended = new Set(running.filter((line) => !open.has(idOf(line))));
+  if (!ended.size) return lines;
+  const failed = await runsOf([...ended], ["failed"], 100);
+  return lines.map((line) => (ended.has(line) ? { ...line, state: failed.has(idOf(line)) ? "failed" : "ended" } : line));
+}
+
+// All trainings, or a DAG's, the newest first. The server sends what has changed since it was asked
+// last, by parts of all; a training stays in its part.
+export function listing(dag: string): () => Promise<Listed> {
+  const parts: { tag: string; lines: Line[] }[] = [];
+  return async () => {
+    const headers = { "DDL-Known-Parts": parts.map(({ tag }) => tag).join("") };
+    const told = await ask<Listed>(dag ? `trainings?dag_id=${encodeURIComponent(dag)}` : "trainings", { headers });
+    let at = 0;
+    for (const [part, tag, many] of told.parts) parts[part] = { tag, lines: told.trainings.slice(at, (at += many)) };
+    const trainings = parts.flatMap(({ lines }) => lines).sort((a, b) => (b.changed ?? 0) - (a.changed ?? 0));
+    return { ...told, trainings };
+  };
 }

@@ -13,11 +13,16 @@ import { at, bytes, cores, count, isTime, number, percent, said, short, spoken, 
 const POINTS = 800;
 const OURS = new Set(["StageDataOperator", "TrainOperator", "TransformOperator", "EvaluateOperator", "UploadResultsOperator"]);
 const DASHES = [[], [8, 4], [3, 3], [12, 3, 3, 3]];
-const SIGNS: Record<string, string> = { success: "✓", failed: "✗", upstream_failed: "✗", running: "▶", done: "✓", made_room: "⏸" };
+const SIGNS: Record<string, string> = {
+  success: "✓", published: "✓", done: "✓", failed: "✗", upstream_failed: "✗", running: "▶", made_room: "⏸", no_sign_of_life: "?",
+};
 
 const trainOf = (tasks: Task[]) => tasks.find((task) => task.operator_name === "TrainOperator");
 
-export const sign = (state: string): string => SIGNS[state] ?? "○";
+// Of a run without Airflow that says no more that it is at work.
+export const SILENT = "no_sign_of_life";
+
+export const sign = (state: string): string => (Object.hasOwn(SIGNS, state) ? SIGNS[state]! : "○");
 
 function Failed({ about, tasks, showLog }: { about: About; tasks: Task[]; showLog: (rank: number) => void }) {
   const { failure } = about;
@@ -48,6 +53,27 @@ function Steps({ tasks }: { tasks: Task[] }) {
         </li>
       ))}
     </ol>
+  );
+}
+
+// In place of Airflow's steps, of a run without it.
+function ByHand({ about }: { about: About }) {
+  const { state, step, signed } = about;
+  const silent = state === SILENT;
+  return (
+    <>
+      <ol id="tasks" aria-label="Steps">
+        <li class={silent ? "failed" : state}>
+          <span aria-hidden="true">{sign(state)}</span> {step && `${spoken(step)}: `}{spoken(state)}{silent && ` since ${at(signed)}`}
+        </li>
+      </ol>
+      {silent && (
+        <p id="silent">
+          <code>ddl-airflow run</code> was ended without a word, or is frozen, or its host is away. If it has ended,{" "}
+          <code>--step</code> goes on with it.
+        </p>
+      )}
+    </>
   );
 }
 
@@ -152,7 +178,7 @@ function Curved({ known, jobs }: { known: Known; jobs: Job[] }) {
 function without(about: About, tasks: Task[]): string {
   if (about.no_workspace) return about.no_workspace;
   const trained = trainOf(tasks)?.state;
-  if (!isOver(trained)) return "No progress yet. It appears when the training reports its first steps.";
+  if (about.by_hand ? about.state === "running" : !isOver(trained)) return "No progress yet. It appears when the training reports its first steps.";
   if (about.jobs.length || Object.keys(about.facts).length) return "It has reported no progress.";
   return "Its folder is not in the workspace: cleaning has removed it, or it never began. What it published is where it was.";
 }
@@ -338,7 +364,7 @@ export function Training({ place }: { place: Place }) {
       const none = found.length > 0 && !found.some((task) => OURS.has(task.operator_name));
       setForeign(none);
       if (none) return false;
-      told.jobs = endedJobs(told.jobs, trainOf(found));
+      told.jobs = endedJobs(told.jobs, trainOf(found), told.signed !== null);
       now.cursor = news.cursor;
       const after = taken(now.known, news);
       if (after !== now.known) setKnown(after);
@@ -376,7 +402,7 @@ export function Training({ place }: { place: Place }) {
       <h1>{dag} <span class="source">{run}</span></h1>
       <div role="status">{error && <p class="lost">Cannot read the training: {error}</p>}</div>
       {about && <Failed about={about} tasks={tasks} showLog={showLog} />}
-      <Steps tasks={tasks} />
+      {about?.by_hand && !tasks.length ? <ByHand about={about} /> : <Steps tasks={tasks} />}
       {about && (
         <>
           <Now about={about} tasks={tasks} curves={known} />

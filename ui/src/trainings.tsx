@@ -1,7 +1,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { go } from "./places";
-import { again, ask, endKilled, idOf, type Line, type Listed } from "./server";
-import { sign } from "./training";
+import { again, endKilled, idOf, listing, type Line, type Listed } from "./server";
+import { sign, SILENT } from "./training";
 import { around, count, number, parsed, percent, short, spoken, time, zone } from "./words";
 
 type Key = "name" | "state" | "metric" | "duration" | "speed" | "data" | "started";
@@ -48,14 +48,16 @@ export function Trainings({ dag }: { dag: string }) {
 
   useEffect(() => {
     let before = "";
+    const read = listing(dag);
     setListed(null);
     return again(async () => {
-      const told = await ask<Listed>(dag ? `trainings?dag_id=${encodeURIComponent(dag)}` : "trainings");
-      await endKilled(told.trainings).catch(() => undefined); // what the records say is shown
-      const text = JSON.stringify(told);
-      const isNew = text !== before;
+      const told = await read();
+      const trainings = await endKilled(told.trainings).catch(() => told.trainings); // as recorded
+      const rest = [told.left_out, told.no_workspace, trainings.map((line) => line.state)];
+      const text = JSON.stringify(rest);
+      const isNew = told.parts.length > 0 || text !== before;
       before = text;
-      if (isNew) setListed(told);
+      if (isNew) setListed({ ...told, trainings });
       return isNew;
     }, (said) => setError(said ? said.message : ""));
   }, [dag]);
@@ -67,7 +69,7 @@ export function Trainings({ dag }: { dag: string }) {
   const values: Record<Key, (line: Line) => string | number | null> = {
     name: idOf,
     state: (line) => line.state,
-    metric: (line) => (shownMetric in line.metrics ? Number(line.metrics[shownMetric]) : null),
+    metric: (line) => (Object.hasOwn(line.metrics, shownMetric) ? Number(line.metrics[shownMetric]) : null),
     duration,
     speed,
     data: (line) => (line.facts.dataset?.fingerprint as string | undefined) ?? null,
@@ -80,7 +82,7 @@ export function Trainings({ dag }: { dag: string }) {
       .filter((line) => !state || line.state === state)
       .filter((line) => !serving || line.production)
       .filter((line) => {
-        const text = [line.dag_id, line.run_id, line.training_id, line.failure, line.facts.dataset?.uri, line.facts.dataset?.fingerprint, line.facts.code?.digest, line.facts.code?.git_commit].join(" ").toLowerCase();
+        const text = [line.dag_id, line.run_id, line.training_id, line.failure, line.facts.dataset?.uri, line.facts.dataset?.fingerprint, line.facts.code?.digest, line.facts.code?.git_commit, line.facts.manifest?.digest].join(" ").toLowerCase();
         return wanted.every((word) => text.includes(word));
       })
       .map((line, index) => ({ line, index, value: value(line) }))
@@ -124,7 +126,7 @@ export function Trainings({ dag }: { dag: string }) {
         <label><input type="checkbox" checked={serving} onChange={(event) => setServing(event.currentTarget.checked)} /> in production</label>
         {one && other
           ? <a class="button" href={go({ view: "compare", dag: one.dag_id, run: one.run_id, other: [other.dag_id, other.run_id] })}>Compare the two</a>
-          : <span class="source">Tick two to compare them.</span>}
+          : mine.length > 1 && <span class="source">Tick two to compare them.</span>}
       </form>
       {listed && !found.length && <p id="empty">{mine.length ? "No training is like that." : listed.no_workspace || "No training yet that you may read."}</p>}
       {found.length > 0 && (
@@ -136,15 +138,16 @@ export function Trainings({ dag }: { dag: string }) {
             </thead>
             <tbody>
               {found.slice(0, pages * MOST_ROWS).map((line) => (
-                <tr key={idOf(line)} class={line.state}>
+                <tr key={`${line.dag_id}/${line.training_id}`} class={line.state}>
                   <td><input type="checkbox" aria-label={`Compare ${idOf(line)}`} checked={chosen.includes(idOf(line))} onChange={() => choose(idOf(line))} /></td>
                   <th scope="row"><a href={go({ view: "run", dag: line.dag_id, run: line.run_id })}>{line.dag_id}<span class="source">{line.run_id}</span></a></th>
                   <td title={line.failure ?? undefined}>
-                    <span class="state"><span aria-hidden="true">{sign(line.state === "published" ? "success" : line.state)}</span> {spoken(line.state)}</span>
-                    {line.pace && line.pace.done !== null && ` ${percent(line.pace.done)}`}
+                    <span class="state"><span aria-hidden="true">{sign(line.state)}</span> {spoken(line.state)}</span>
+                    {line.state === SILENT && <span class="cause source" title={zone}>since {around(line.signed)}</span>}
+                    {line.state === "running" && line.pace && line.pace.done !== null && ` ${percent(line.pace.done)}`}
                     {line.failure && <span class="cause source">{line.failure}</span>}
                   </td>
-                  <td class="number">{shownMetric in line.metrics ? number(line.metrics[shownMetric]) : "–"}</td>
+                  <td class="number">{Object.hasOwn(line.metrics, shownMetric) ? number(line.metrics[shownMetric]) : "–"}</td>
                   <td class="number">{time(duration(line))}</td>
                   <td class="number">{number(speed(line))}</td>
                   <td><code>{line.facts.dataset?.fingerprint ? short(line.facts.dataset.fingerprint) : "–"}</code></td>
@@ -152,7 +155,7 @@ export function Trainings({ dag }: { dag: string }) {
                     {line.publication ? <a href={go({ view: "graph", dag: line.dag_id, run: line.run_id })} aria-label={`Lineage of ${idOf(line)}`}>Lineage</a> : "–"}
                     {line.production && <b class="serving"> ★ in production</b>}
                   </td>
-                  <td title={zone}>{around(started(line))}</td>
+                  <td class="moment" title={zone}>{around(started(line))}</td>
                 </tr>
               ))}
             </tbody>

@@ -59,7 +59,7 @@ export const isTime = (seconds: unknown): seconds is number =>
 
 // Of a text, in unix seconds.
 export function parsed(moment: unknown): number | null {
-  const seconds = Date.parse(String(moment)) / 1000;
+  const seconds = typeof moment === "string" ? Date.parse(moment) / 1000 : null;
   return isTime(seconds) ? seconds : null;
 }
 
@@ -75,7 +75,8 @@ export const at = (seconds: unknown): string => (isTime(seconds) ? moment.format
 // In a table of many, where seconds tell nothing.
 export const around = (seconds: unknown): string => (isTime(seconds) ? minute.format(seconds * 1000) : "–");
 
-export function bytes(value: number): string {
+export function bytes(value: number | null): string {
+  if (value === null) return "–";
   if (value < 1024) return `${plain.format(value)} B`;
   const names = ["KiB", "MiB", "GiB", "TiB"];
   let left = value / 1024;
@@ -87,8 +88,9 @@ export function bytes(value: number): string {
 }
 
 export const short = (digest: unknown): string => {
-  const [, , end] = /^(sha256:)?(v\d+:)?(.*)$/s.exec(String(digest)) ?? [];
-  return String(digest).replace(/^sha256:(v\d+:)?/, "").slice(0, 12) || (end ?? "");
+  const text = said(digest);
+  const [, , end] = /^(sha256:)?(v\d+:)?(.*)$/s.exec(text) ?? [];
+  return text.replace(/^sha256:(v\d+:)?/, "").slice(0, 12) || (end ?? "");
 };
 
 // Of a curve.

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import zipfile
 from importlib.util import find_spec
@@ -21,12 +22,15 @@ import pytest
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowSkipException
 
+from ddl_airflow import local_run
 from ddl_airflow.core.connections import connection_of_environment
 from ddl_airflow.core.errors import ConnectionInvalid, SettingInvalid
+from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.local_run import Asked, run_manifest, where_it_is
 from ddl_airflow.manifest_dag import dag_from
+from ddl_airflow.plugin.training import SILENT, read_record, read_state
 from ddl_airflow.storage.s3_client import client_by_connection
 from tests.limits import until, within
 
@@ -214,6 +218,54 @@ def test_ctrl_c_ends_the_ranks(manifest, tmp_path):
     assert "Traceback" not in said and "--step train" in said
     record = run_folder(tmp_path) / "ddl" / "try-1"
     assert marked("DDL_RECORD_DIR", str(record)) == []
+
+
+def test_a_run_that_is_killed_is_known_to_be_silent(manifest, tmp_path):
+    """Nobody notes its end, so that its record says that it runs."""
+    path = manifest("""
+        import os, time
+        open(os.environ["RESULT_DIR"] + "/up-" + os.environ["OMPI_COMM_WORLD_RANK"], "w").close()
+        time.sleep(600)
+    """)
+    words = [*CALL, "run", path]
+    with subprocess.Popen(words, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL) as run:
+        until(lambda: len(list(tmp_path.glob(".ddl-run/runs/small/*/result/up-*"))) == 2, 60)
+        run.kill()
+    folder = run_folder(tmp_path)
+    until(lambda: not marked("DDL_RECORD_DIR", str(folder / "ddl" / "try-1")), 60)
+    layout = RunLayout(tmp_path / ".ddl-run", "small", folder.name)
+
+    def state():
+        return read_state(layout, read_record(layout))["state"]
+
+    assert state() == "running"
+    assert set(layout.kept.glob("*beat*")) == {layout.heartbeat}
+    for file in (layout.kept / "record.json", layout.heartbeat):
+        os.utime(file, (time.time() - 86_400,) * 2)
+    assert state() == SILENT
+    # Through a step in which nothing else is written.
+    os.utime(layout.heartbeat)
+    assert state() == "running"
+
+
+def test_the_heart_of_a_run_beats_until_it_ends(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(local_run, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(local_run._log, "propagate", True)
+    layout = RunLayout(tmp_path, "small", "small-1")
+    with local_run._heartbeat(layout):
+        until(layout.heartbeat.exists, 20)
+        for _ in range(2):
+            os.utime(layout.heartbeat, (1, 1))
+            until(lambda: layout.heartbeat.stat().st_mtime > 1, 20)
+        # Of a link, nobody's file gets another time; and what was wrong may pass.
+        layout.heartbeat.unlink()
+        layout.heartbeat.symlink_to(tmp_path / "other")
+        until(lambda: "nobody sees that this run is at work" in caplog.text, 20)
+        layout.heartbeat.unlink()
+        until(layout.heartbeat.exists, 20)
+    assert not (tmp_path / "other").exists()
+    assert caplog.text.count("nobody sees") == 1
+    until(lambda: "heartbeat" not in {thread.name for thread in threading.enumerate()}, 20)
 
 
 def test_two_at_once_have_runs_of_their_own(manifest, tmp_path):

@@ -424,6 +424,21 @@ def test_a_log_of_empty_lines_is_not_read_line_by_line(tmp_path, monkeypatch):
     }
 
 
+def test_lines_without_the_words_are_not_looked_at(tmp_path, monkeypatch):
+    from ddl_airflow.plugin import logs
+
+    shown, looked = logs._shown, []
+    monkeypatch.setattr(logs, "_shown", lambda piece: looked.append(piece) or shown(piece))
+    path = tmp_path / "rank-0.log"
+    path.write_text("".join(f"line {number}\n" for number in range(20_000)))
+    with path.open("rb") as file:
+        said = logs.lines_with(file, "LINE 19")
+        # No line has two lines in it.
+        assert logs.lines_with(file, "9\nline")["found"] == []
+    assert len(said["found"]) + said["more"] == 1111
+    assert len(looked) < 250
+
+
 def test_of_very_many_lines_with_the_words_the_newest_are_looked_at(tmp_path):
     """A search is over in a second, and says how far it came."""
     from ddl_airflow.plugin import logs

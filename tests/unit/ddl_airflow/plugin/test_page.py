@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from ddl_airflow.storage.stores import open_store
 from tests.limits import until, within
 from tests.screenshots import shot
 from tests.unit.ddl_airflow.plugin.conftest import BELOW
+from tests.unit.ddl_airflow.plugin.test_training import write_nonsense
 
+NOV_2023 = 1_700_000_000
 HIDE = """hidden => {
     Object.defineProperty(document, "hidden", {configurable: true, get: () => hidden});
     document.dispatchEvent(new Event("visibilitychange"));
@@ -466,16 +469,24 @@ def test_a_list_that_is_cut_says_so(tab, published, monkeypatch):
 def test_a_list_that_has_not_changed_is_not_sent_to_a_browser_again(tab, published):
     page, frame = tab("")
     rows = frame.locator("#trainings tbody tr")
-    expect(rows).to_have_count(4)
-    published.lists.clear()
-    for _ in range(3):
-        with page.expect_response("**/ddl/trainings"):
+    expect(rows.filter(has_text="★")).to_have_count(1)
+
+    def told():
+        with page.expect_response("**/ddl/trainings") as answer:
             look_again(page)
-    expect(rows).to_have_count(4)
-    assert published.lists[-3:] == [304] * 3
+        return answer.value.json()["trainings"]
+
+    until(lambda: told() == [], 20)
+    for number in range(40):
+        published.recorded(f"r{number}", state="failed", step="train")
+    until(lambda: told() == [], 20)
+    expect(rows).to_have_count(44)
     published.recorded("new", state="failed", step="train")
-    look_again(page)
-    expect(rows).to_have_count(5)
+    assert 1 <= len(told()) < 20
+    expect(rows).to_have_count(45)
+    shutil.rmtree(published.run("mnist-tf1", "r7").root)
+    assert len(told()) < 20
+    expect(rows).to_have_count(44)
 
 
 def test_a_training_whose_folder_is_gone_says_so(tab, site):
@@ -622,8 +633,16 @@ def test_all_trainings_in_a_table(tab, published, theme, width):
 
 def test_what_was_killed_long_ago_does_not_run(tab, published):
     """Many have failed since, and many are open."""
-    for name in ("open", "deleted", "by-hand-2026-11-29"):
+    for name in ("open", "deleted"):
         published.recorded(name, state="running", step="train")
+    # Of none of Airflow's runs.
+    for name in ("at work", "killed"):
+        mine = {"type": "by_hand", "state": "running", "step": "train", "at_work": True}
+        by_hand = published.recorded(name, **mine)
+    rank_record(by_hand, "try-1", 0, started=time.time() - 90_000)
+    (by_hand.kept / "lineage" / "train.json").unlink()
+    for path in (by_hand.kept / "record.json", by_hand.progress):
+        os.utime(path, (NOV_2023, NOV_2023))
 
     def runs(name, state, number):
         named = {"dag_id": "mnist-tf1", "state": state}
@@ -636,12 +655,25 @@ def test_what_was_killed_long_ago_does_not_run(tab, published):
         "lost": "ended",
         "deleted": "ended",
         "open": "running",
-        "by-hand-2026-11-29": "running",  # of none of Airflow's runs
+        "at work": "running",
+        "killed": "no sign of life",
     }.items():
         row = frame.locator("tr", has=frame.get_by_text(name, exact=True))
         expect(row.locator(".state")).to_contain_text(state)
+    expect(row).to_contain_text("since 14 Nov 2023, 22:13")
     without_fault(page)
     shot(page, "trainings-ended")
+    frame.get_by_label("State").select_option("no sign of life")
+    expect(frame.locator("#trainings tbody tr")).to_have_count(1)
+    published.tasks = {}
+    page.route("**/taskInstances?*", lambda route: route.fulfill(status=404, json={}))
+    row.get_by_role("link", name=re.compile("^mnist")).click()
+    expect(frame.locator("#tasks")).to_contain_text("no sign of life since 14/11/2023, 22:13:20")
+    expect(frame.locator("#silent")).to_contain_text("goes on with it")
+    expect(frame.locator("#tries li")).to_contain_text("say no more")
+    expect(frame.get_by_text("at work")).to_have_count(0)
+    without_fault(page)
+    shot(page, "training-silent")
 
 
 def test_what_is_not_known_of_two_is_not_said_to_be_the_same(tab, published):
@@ -701,6 +733,57 @@ def test_a_comparison_of_what_never_ends_is_shown_and_asks_no_more(tab, publishe
     page.wait_for_timeout(500)
     assert len(asked) == 2
     assert asked[1] - asked[0] > 0.1  # others are served in between
+
+
+def test_a_comparison_that_one_leaves_is_read_no_further(tab, published):
+    """A long one costs the server much for as long as it is read."""
+    page, frame = tab("")
+    for one in ("digits/run", "mnist-tf1/first"):
+        frame.get_by_label(f"Compare {one}").check()
+    page.route("**/ddl/curves/digits/**", lambda route: None)  # it takes its time
+    with page.expect_request("**/ddl/curves/digits/**"):
+        frame.get_by_role("link", name="Compare the two").click()
+    with page.expect_event("requestfailed", lambda request: "/curves/digits/" in request.url):
+        frame.get_by_role("link", name="← Trainings").click()
+    expect(frame.locator("#trainings tbody tr")).to_have_count(4)
+
+
+@pytest.mark.parametrize("value", ["7", "null", '["x"]', '{"toString": 1, "valueOf": 2}'])
+def test_a_record_that_says_nonsense_breaks_no_page(tab, published, value):
+    for number, what in enumerate(("a section", "a field", "what is in a field")):
+        layout = published.recorded(f"odd{number}", state="failed", step="train")
+        write_nonsense(layout, what, value, run_id=f"odd{number}")
+        rank_record(layout, "try-1", 0, started=1.0)
+    page, frame = tab("")
+    rows = frame.locator("#trainings tbody tr")
+    expect(rows).to_have_count(7)
+    for head in ("training", "state", "data", "started", "steps/s"):
+        frame.get_by_role("button", name=head).click()
+    frame.get_by_label("Filter").fill("odd")
+    expect(rows).to_have_count(3)
+    shot(page, f"nonsense-{value[:3]}")
+    for number in range(3):
+        rows.nth(number).get_by_role("link").first.click()
+        expect(frame.locator("#tries li")).to_have_count(1)
+        frame.get_by_role("link", name="Lineage", exact=True).click()
+        expect(frame.locator("#node-title")).to_be_visible()
+        frame.get_by_role("link", name="← Trainings").click()
+    for number in (0, 1):
+        frame.get_by_label(f"Compare mnist-tf1/odd{number}").check()
+    frame.get_by_role("link", name="Compare the two").click()
+    expect(frame.locator("#differences")).to_be_visible()
+
+
+def test_a_metric_of_any_name_is_that_of_those_who_have_it(tab, published):
+    layout = published.run("mnist-tf1", "second")
+    record = json.loads((layout.kept / "record.json").read_bytes())
+    record["result"]["metrics"] = {"constructor": 0.25}
+    (layout.kept / "record.json").write_text(json.dumps(record))
+    _, frame = tab("")
+    frame.get_by_label("Metric").select_option("constructor")
+    values = frame.locator("#trainings tbody td:nth-of-type(3)")
+    expect(values.filter(has_text="0.2500")).to_have_count(1)
+    expect(values.filter(has_text="–")).to_have_count(3)
 
 
 def test_a_try_that_went_back_is_compared_by_its_own_numbers(tab, published):
@@ -1168,6 +1251,27 @@ def test_a_table_is_as_one_left_it(tab, published):
     frame.get_by_role("link", name="see all").click()
     expect(rows).to_have_count(4)
     expect(frame.get_by_label("Filter")).to_have_value("")
+
+
+def test_who_follows_links_by_the_keyboard_goes_on_behind_them(tab, published):
+    """Also a training whose names are as long as they may be fits a narrow page."""
+    run_id = f"manual__{'y' * 200}"
+    published.recorded(run_id, state="failed", step="train")
+    page, frame = tab("", width=390)
+    frame.get_by_role("link", name=re.compile("yyy")).focus()
+    page.keyboard.press("Enter")
+    expect(frame.locator("main")).to_be_focused()
+    frame.get_by_role("link", name="Lineage", exact=True).focus()
+    page.keyboard.press("Enter")
+    expect(frame.locator("main")).to_be_focused()
+    expect(frame.locator("main")).to_have_attribute("aria-label", "Lineage")
+    expect(frame.locator("#node-title")).to_contain_text(re.compile("mnist|yyy"))
+    frame.get_by_role("button", name=re.compile("^run")).press("Enter")
+    expect(frame.locator("#node-title")).to_contain_text("yyy")
+    wider = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.frames[1].evaluate(wider) == 0
+    without_fault(page)
+    shot(page, "lineage-long-390")
 
 
 def test_times_are_in_the_zone_that_was_chosen_in_airflow(tab, published):
