@@ -310,11 +310,11 @@ def _retire(
             target = store.at(publication)
             if not dry_run:
                 try:
-                    retire(target, marked)
+                    taken = retire(target, marked)
                 except SourceMissing:  # others have
                     continue
                 if publication in _named_by(store, dag_id):
-                    restore(target)
+                    restore(target, taken)
                     continue
             nbytes = sum(obj.size for obj in found[publication].values())
             yield Removed("publication", target.uri, nbytes)

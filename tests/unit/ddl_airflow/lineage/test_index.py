@@ -701,3 +701,19 @@ def test_what_is_archived_of_the_index_is_named_and_stays(store, archives, monke
     assert index_of.read_bytes() == body and entry in new(store)  # nothing was merged into another
     archives(store)
     assert set(known(store, unread=pytest.fail)) == {*map(place, range(1, 7))}
+
+
+def test_where_nothing_may_be_deleted_an_upload_is_known(store, monkeypatch):
+    """By the policy of a bucket: it was said that only --rebuild finds the training."""
+
+    def refused(self, keys):
+        raise AccessDenied("no right to delete")
+
+    monkeypatch.setattr(FolderStore, "delete", refused)
+    monkeypatch.setattr(index, "_MERGED_AT", 2)
+    known(store)
+    for number in range(4):
+        begin(store, f"digits-{number}")
+        publish(store, number)
+        add(store, record(number), place(number))
+        assert len(known(store)) == number + 1

@@ -20,7 +20,7 @@ from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.operators.clean import clean_dag
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.marker import sealed
-from ddl_airflow.storage.publication import missing_from, publish
+from ddl_airflow.storage.publication import missing_from, publish, restore, retire
 from tests.integration.disk import tiny_disk
 
 DAY_S = 86400.0
@@ -737,6 +737,31 @@ def test_of_two_who_clean_at_once_neither_fails(published, store):
         if not came:
             break
     assert moment > 10
+
+
+def test_what_two_clean_while_it_is_promoted_keeps_its_marker(published, store):
+    """The one gives it back, and removes what the other has kept of it; then that one takes it."""
+    name = published(0)
+    (marked,) = (obj.modified for obj in store.list() if obj.key == f"{name}/_SUCCESS")
+    other = store.at(name)
+    taken = []
+
+    class Overtaken(FolderStore):
+        def put_bytes(self, key, body):
+            if key == "_RETIRED":
+                taken.append(retire(other, marked))
+            return super().put_bytes(key, body)
+
+        def delete(self, keys):
+            if keys == ["_SUCCESS"]:
+                restore(other, taken[0])
+            super().delete(keys)
+
+    here = Overtaken(store.path, name)
+    own = retire(here, marked)
+    assert not other.exists("_SUCCESS") and not other.exists("_RETIRED")
+    restore(here, own)  # somebody has promoted it
+    assert missing_from(other) == []
 
 
 def test_where_unfinished_uploads_may_not_be_listed_the_rest_is_cleaned(
