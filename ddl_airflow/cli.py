@@ -12,7 +12,7 @@ from importlib import import_module
 from ddl_airflow import __version__
 from ddl_airflow.core.collector import without_collector
 from ddl_airflow.core.errors import DdlError
-from ddl_airflow.core.output import ended_by_its_reader
+from ddl_airflow.core.output import EndedBySignal, ended_by_its_reader, ended_by_its_signal
 
 # The files of commands/, and which commands each adds. One command needs one file: to ask about a
 # model nobody waits for what trains one to be imported.
@@ -29,12 +29,17 @@ FILES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. Returns 0, 1 for what it found wrong, 2 for how it was called."""
+    """Runs one command. Returns 0, 1 for what it found wrong, 2 for how it was called.
+
+    Where a signal has interrupted it, and ``argv`` is this process's own, that ends this process.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     file = next((file for file, names in FILES.items() if words[:1] and words[0] in names), "")
     # Somebody waits for an answer: the collector would be a fifth of its time.
     with without_collector() if file == "lineage" else nullcontext():
-        return ended_by_its_reader(lambda: _called(file, words))
+        return ended_by_its_signal(
+            lambda: ended_by_its_reader(lambda: _called(file, words)), alone=argv is None
+        )
 
 
 def _called(file: str, words: list[str]) -> int:
@@ -54,8 +59,9 @@ def _called(file: str, words: list[str]) -> int:
         place = f"{error.filename}: " if error.filename else ""
         print(f"ddl-airflow: {place}{error.strerror or error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    except KeyboardInterrupt as error:
+        # As ``run`` raises it, it says for which signal.
+        raise EndedBySignal(error.args[0] if error.args else signal.SIGINT) from None
 
 
 def _parser(files: Iterable[str] = FILES) -> argparse.ArgumentParser:

@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import shlex
-import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,6 +45,7 @@ from ddl_airflow.core.plan import (
     TrainStep,
     plan,
 )
+from ddl_airflow.core.removal import remove_tree
 from ddl_airflow.lineage.record import BY_HAND, Run, fixed_run, has_part, keep_so_far
 from ddl_airflow.steps.base import (
     Site,
@@ -201,7 +201,8 @@ def run_manifest(manifest: Manifest, path: Path, asked: Asked) -> dict[str, Any]
                 raise
     finally:
         if asked.dry_run and not asked.steps:
-            shutil.rmtree(run.layout.root, ignore_errors=True)
+            with suppress(OSError):
+                remove_tree(run.layout.root)
     return done
 
 
@@ -483,6 +484,7 @@ def _do(
         tries=1 if cleared else run.tries[name],
         cleared=cleared or run.tries[name] > 1,
         later={one: _of(steps)[one] for one in later},
+        name=name,
     )
     step = _filled_in(replace(_of(steps)[name], **kept), values, run)
     ready = prepared(

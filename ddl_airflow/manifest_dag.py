@@ -188,7 +188,7 @@ def _schedule(steps: Plan, manifest: Manifest) -> Any:
     time: Any = _registered(asked.timetable, manifest) if asked.timetable else asked.cron or None
     events: list[Any] = []
     if asked.on_data_change:
-        events.append(_changed_data(steps))
+        events.append(_changed_data(steps, manifest))
     if asked.assets:
         named = enumerate(asked.assets)
         events.append(AssetAll(*(_asset_of_others(manifest, i, asset) for i, asset in named)))
@@ -238,14 +238,21 @@ def _asset_of_others(manifest: Manifest, i: int, asset: str) -> Any:
         raise ManifestInvalid(manifest.source, [issue]) from error
 
 
-def _changed_data(steps: Plan) -> Asset:
+def _changed_data(steps: Plan, manifest: Manifest) -> Asset:
     from ddl_airflow.triggers.data_change import DataChangeTrigger
+    from ddl_airflow.triggers.interval import DATA_S, problem_of
 
+    interval_s = conf.getfloat("ddl", "data_poll_interval", fallback=DATA_S)
+    if problem := problem_of(interval_s):
+        at, fix = "schedule.on_data_change", "Correct that in Airflow's configuration."
+        message = f"[ddl] data_poll_interval {problem}"
+        issue = ManifestIssue(manifest.line_of(at), at, message, fix)
+        raise ManifestInvalid(manifest.source, [issue])
     dataset = steps.stage_data.dataset
     watch = DataChangeTrigger(
         dataset.uri,
         dataset.connection.references() if dataset.connection else None,
-        conf.getfloat("ddl", "data_poll_interval", fallback=60.0),
+        interval_s,
         steps.dag_id,
         None if dataset.within is None else [str(folder) for folder in dataset.within],
         list(steps.stage_data.include),

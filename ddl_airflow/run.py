@@ -38,6 +38,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from ddl_airflow.core.cluster import Cluster, counted, parameter_servers
 from ddl_airflow.core.environment import DEFAULT_OPTIONS, of_run, of_script, of_training
@@ -45,7 +46,7 @@ from ddl_airflow.core.errors import DdlError, SettingInvalid, SourceMissing, Sub
 from ddl_airflow.core.hosts import Host, parse_host, parse_hostfile
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus, RankFailure
 from ddl_airflow.core.layout import BY_HAND, RunLayout, make_workspace, training_id
-from ddl_airflow.core.output import ended_by_its_reader
+from ddl_airflow.core.output import EndedBySignal, ended_by_its_reader, ended_by_its_signal
 from ddl_airflow.core.parameters import filled_in
 from ddl_airflow.launchers import session_directory, tasks, terminal
 from ddl_airflow.launchers.elastic import Bounds, Pool, commit_folder, discovered
@@ -111,9 +112,14 @@ class _Training:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the ranks. Returns the exit code of the one that failed first, 0 if none did."""
+    """Runs the ranks. Returns the exit code of the one that failed first, 0 if none did.
+
+    Where a signal has ended it, and ``argv`` is this process's own, so does this process end.
+    """
     terminal.open_standard_streams()
-    return ended_by_its_reader(lambda: _called(argv))
+    return ended_by_its_signal(
+        lambda: ended_by_its_reader(lambda: _called(argv)), alone=argv is None
+    )
 
 
 def _called(argv: Sequence[str] | None) -> int:
@@ -148,7 +154,8 @@ def _called(argv: Sequence[str] | None) -> int:
         parser.exit(1, f"ddl-run: {place}{error.strerror}\n")
     except KeyboardInterrupt:  # while no ranks run
         line = "\n" if os.isatty(2) else ""  # after ^C
-        parser.exit(128 + signal.SIGINT, f"{line}ddl-run: ended by SIGINT.\n")
+        _say(f"{line}ddl-run: ended by SIGINT.\n")
+        raise EndedBySignal(signal.SIGINT) from None
     finally:
         if files is not None:
             files.close()
@@ -486,7 +493,7 @@ def _run_elastic(options: argparse.Namespace, files: terminal.OutputFiles | None
     """As _run, again and again where ranks are lost; returns the exit code of the last start."""
     bounds, find, ssh = _bounds(options), _find_hosts(options), _ssh(options)
     for number in set(terminal.ending_signals()) - {signal.SIGINT}:  # between starts
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+        signal.signal(number, _end_by)
     with (
         commit_folder(Path.cwd() / BY_HAND, _say_line) as commits,
         tempfile.NamedTemporaryFile(prefix=".hosts-", dir=commits.folder) as marker,
@@ -549,6 +556,10 @@ def _run_elastic(options: argparse.Namespace, files: terminal.OutputFiles | None
             if why_not:
                 _say_line(f"{why_not} Not started again.")
             return code
+
+
+def _end_by(number: int, _frame: object) -> NoReturn:
+    raise EndedBySignal(number)
 
 
 def _not_ended(ended: terminal.Ended) -> str:
@@ -639,7 +650,7 @@ def _status(training: _Training, records: Path) -> JobStatus:
 def _conclude(
     ended: terminal.Ended, status: JobStatus, training: _Training, options: argparse.Namespace
 ) -> int:
-    """Says how it ended, and returns the exit code."""
+    """Says how it ended, and returns the exit code. Raises EndedBySignal if that ended it."""
     failure = status.failure
     if ended.signal == signal.SIGPIPE:
         return 128 + ended.signal  # nobody is there to be told
@@ -662,7 +673,7 @@ def _conclude(
         by = signal.Signals(ended.signal).name
         if os.isatty(2):
             _say("\n")  # after ^C
-        said, code = [f"ended by {by}.", was_ended], 128 + ended.signal
+        said, code = [f"ended by {by}.", was_ended], 0
     elif failure is None:
         _say(ended.said)
         gone = status.reason if training.slots or status.state is JobState.PREEMPTED else ""
@@ -675,6 +686,8 @@ def _conclude(
         said = [explained(failure, training.size), was_ended, _hint(failure, options)]
         code = failure.exit_code or 128 + signal.SIGKILL
     _say(f"ddl-run: {' '.join(filter(None, said))}\n")
+    if ended.signal:
+        raise EndedBySignal(ended.signal)
     return code
 
 

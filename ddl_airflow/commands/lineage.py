@@ -20,9 +20,16 @@ from urllib.parse import unquote
 
 from ddl_airflow.commands.options import BY_ENVIRONMENT, Commands
 from ddl_airflow.commands.results import absolute, open_place, place_in_results, without_model
-from ddl_airflow.core.errors import DAMAGED, DdlError, NoSuchModel, ObjectArchived
+from ddl_airflow.core.errors import (
+    DAMAGED,
+    DdlError,
+    NoSuchModel,
+    ObjectArchived,
+    StagingError,
+)
 from ddl_airflow.lineage.compare import compare
 from ddl_airflow.lineage.index import (
+    FOLDER,
     Summary,
     Trained,
     lost_of,
@@ -302,17 +309,19 @@ def _impact(options: argparse.Namespace) -> int:
                 where = f"{'was' if tells else 'may have been'} trained in experiment {experiment}"
                 why = f"it {where} as well, and nobody noted after whom"
                 unread.setdefault(one["publication"], why)
-    _say(
-        _with_production(store, pointer, [one for one in known if one["publication"] in made]),
-        options.json,
-    )
+    its = [one for one in known if one["publication"] in made]
+    unserved: dict[str, str] = {}
+    _say(_with_production(store, pointer, its, unserved), options.json)
+    for place, why in unserved.items():
+        said = f"{place}: nobody knows what is in production: {why}"
+        print(printable(f"ddl-airflow: {said}"), file=sys.stderr)
     if not made and not unread:  # nor is it known that there is such data
         said = f"note: no training that is known there read anything at {options.data}"
         print(printable(said), file=sys.stderr)
     for name, why in unread.items():
         said = f"{name}: nobody knows whether it was made from that: {why}"
         print(printable(f"ddl-airflow: {said}"), file=sys.stderr)
-    return 1 if unread else 0
+    return 1 if unread or unserved else 0
 
 
 def _led_to(
@@ -408,23 +417,27 @@ def _list(options: argparse.Namespace) -> int:
         and _begins(options.data, one["dataset"]["fingerprint"])
         and all(condition(one) for condition in options.where)
     ]
-    shown = _with_production(store, pointer, found)
+    unserved: dict[str, str] = {}
+    shown = _with_production(store, pointer, found, unserved)
     if options.production:
         shown = [one for one in shown if one["production"]]
     _say(shown[: options.limit or None], options.json)
     _note_lost(store, {one["dag_id"] for one in found}, pointer)
+    for place, why in unserved.items():
+        said = f"{place}: nobody knows what is in production: {why}"
+        print(printable(f"ddl-airflow: {said}"), file=sys.stderr)
     # A training's id begins with its DAG's.
-    of_dag = f"{options.dag}-" if options.dag else ""
+    of_dag = (f"{options.dag}-", f"{FOLDER}/") if options.dag else ""
     unknown = {name: why for name, why in unreadable.items() if name.startswith(of_dag)}
     for name, why in unknown.items():
         said = f"{name}: nobody knows whether it belongs there: {why}"
         print(printable(f"ddl-airflow: {said}"), file=sys.stderr)
-    return 1 if unknown else 0
+    return 1 if unknown or unserved else 0
 
 
 def _note_lost(store: ObjectStore, dag_ids: Collection[str], pointer: ReadPointer) -> None:
     try:
-        lost = lost_of(store, dag_ids, pointer)
+        lost = lost_of(store, dag_ids, pointer, lambda _place, _why: None)
     except DdlError as error:  # a pointer that is damaged hides no line of the list
         print(f"note: whether any is gone is not known: {error}", file=sys.stderr)
         return
@@ -513,17 +526,32 @@ def _say_progress(done: int, of: int) -> None:
 
 
 def _with_production(
-    store: ObjectStore, pointer: ReadPointer, found: Sequence[Summary]
+    store: ObjectStore, pointer: ReadPointer, found: Sequence[Summary], unread: dict[str, str]
 ) -> list[Summary]:
-    def serving_of(dag_id: str) -> set[str]:
-        said = pointer(dag_id, PRODUCTION)
+    """Whether each is in production, too; None where the pointer cannot be read, with why that is
+    put into ``unread``.
+    """
+
+    def serving_of(dag_id: str) -> set[str] | None:
+        try:
+            said = pointer(dag_id, PRODUCTION)
+        except StagingError as error:
+            if error.retryable:
+                raise
+            unread[f"{dag_id}/{PRODUCTION}.json"] = str(error)
+            return None
         # An earlier version of ours may have named a link, and an index of then knows it so.
         return {said["publication"], own_name(store, said["publication"])} if said else set()
 
     dag_ids = sorted({one["dag_id"] for one in found})
     with ThreadPoolExecutor(_READERS) as pool:
         serving = dict(zip(dag_ids, pool.map(serving_of, dag_ids), strict=True))
-    return [one | {"production": one["publication"] in serving[one["dag_id"]]} for one in found]
+
+    def serves(one: Summary) -> bool | None:
+        its = serving[one["dag_id"]]
+        return None if its is None else one["publication"] in its
+
+    return [one | {"production": serves(one)} for one in found]
 
 
 def _say(found: Sequence[Summary], as_json: bool) -> None:

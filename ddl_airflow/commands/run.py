@@ -154,8 +154,8 @@ def _plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+def _interrupt(number: int, _frame: object) -> None:
+    raise KeyboardInterrupt(number)
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -114,8 +114,12 @@ def _add_lost(training: str, newest: ObjectStore, found: Verdict) -> str:
     except (DdlError, *DAMAGED):
         dag_ids = []  # of what is wrong with it others speak
     try:
-        for name, who in lost(open_place(results), training_id, dag_ids).gone.items():
+        known = lost(open_place(results), training_id, dag_ids)
+        for name, who in known.gone.items():
             found.gone[f"{training}/{name.partition('/')[2]}"] = _gone(who)
+        for place, why in known.unread.items():
+            if not place.startswith(f"{training_id}/"):  # the index, or a pointer
+                return f"whether it has published a newer one is not known: {place}: {why}"
     except DdlError as error:
         return f"whether it has published a newer one is not known: {error}"
     return ""

@@ -39,15 +39,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import stat
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from ddl_airflow.core.beneath import make_folder, read_object, share_folder, write_beneath
 from ddl_airflow.core.errors import SettingInvalid
+from ddl_airflow.core.removal import remove_tree
 
 
 def training_id(dag_id: str, run_id: str, site: str) -> str:
@@ -459,7 +460,8 @@ class RunLayout:
         self.preemptions.unlink(missing_ok=True)
         for path in (self.result, self.damaged, self.progress, *tries, *own):
             if (self.replaced / path.name).exists():  # moved before; this is an empty folder
-                shutil.rmtree(path, ignore_errors=True)
+                with suppress(OSError):
+                    remove_tree(path)
             elif path.exists():
                 path.replace(self.replaced / path.name)
         self.create()
@@ -484,4 +486,5 @@ def _put_away(path: Path) -> None:
     aside = path.rename(path.with_name(f"{REMOVING}{uuid.uuid4().hex}"))
     if aside.is_symlink() or not aside.is_dir():
         aside.unlink()
-    shutil.rmtree(aside, ignore_errors=True)
+    with suppress(OSError):
+        remove_tree(aside)

@@ -1,4 +1,6 @@
-"""A command's output where nobody reads it any more, as behind ``| head -1``."""
+"""How a command ends whose output nobody reads any more, as behind ``| head -1``, or that a signal
+has interrupted.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 
 def ended_by_its_reader(command: Callable[[], int]) -> int:
@@ -30,3 +33,39 @@ def ended_by_its_reader(command: Callable[[], int]) -> int:
                 os.dup2(null, stream.fileno())
         os.close(null)
         return 128 + signal.SIGPIPE
+
+
+class EndedBySignal(SystemExit):
+    """A command is to end for a signal, once all is put in order.
+
+    Args:
+        number: of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = number
+
+
+def ended_by_its_signal(command: Callable[[], int], *, alone: bool) -> int:
+    """Runs a command; where it raises EndedBySignal, this process ends by that signal itself.
+
+    An exit code of 130 tells a shell that the command has dealt with Ctrl-C, so that a loop around
+    it goes on. Source: bash(1), SIGNALS; https://www.cons.org/cracauer/sigint.html.
+
+    Args:
+        command: returns an exit code, as this does.
+        alone: whether the process is the command's. Else 128 + the signal's number is returned; as
+            where the signal does not end it, for it is the first of a container.
+    """
+    try:
+        return command()
+    except EndedBySignal as ended:
+        if alone:
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                with suppress(OSError, ValueError):
+                    stream.flush()
+            signal.signal(ended.number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [ended.number])
+            os.kill(os.getpid(), ended.number)
+        return 128 + ended.number

@@ -43,7 +43,7 @@ _ENDED_EARLY = "has already ended its script"  # the engine's words
 _COMMAND_NOT_FOUND = 127
 # Fields of a rank's record, by what they hold; docs/process-contract.md.
 _TIMES = ("started", "ended", "asked_to_end", "released")
-_TEXTS = ("host", "task", "reason", "python", "cpu")
+_TEXTS = ("host", "boot", "task", "reason", "python", "cpu")
 _LARGEST = 2**53  # a float holds it exactly
 _LONGEST = 10_000
 # Of what is listed in a record more than any rank has to say: the shim writes some ten versions,
@@ -235,9 +235,11 @@ def _misplaced(handle: JobHandle, records: Mapping[int, dict[str, Any]]) -> str:
     """Where the ranks are, if that is not where they were to be; known once all have begun."""
     if not handle.nodes or len(records) < handle.world_size:
         return ""
-    on: dict[str, list[int]] = {}
+    # Hosts that were made as copies of one have its name. Where all are in containers of one host,
+    # only their names differ.
+    on: dict[tuple[str, str], list[int]] = {}
     for rank, record in sorted(records.items()):
-        on.setdefault(record["host"], []).append(rank)
+        on.setdefault((record["host"], record.get("boot", "")), []).append(rank)
     if handle.cluster:
         wanted = Cluster.parse(handle.cluster).ranks_by_node()
         asked = f"{handle.nodes} hosts, each with its own tasks of the cluster,"
@@ -248,10 +250,11 @@ def _misplaced(handle: JobHandle, records: Mapping[int, dict[str, Any]]) -> str:
         asked = f"{handle.nodes} hosts with {slots} rank(s) each"
         if len(on) == handle.nodes and all(len(ranks) == slots for ranks in on.values()):
             return ""
-    where = ", ".join(f"{_named(ranks)} on {host}" for host, ranks in on.items())
+    where = ", ".join(f"{_named(ranks)} on {host}" for (host, _), ranks in on.items())
     return (
-        f"{asked} were asked for, and this is where ranks ran: {where}. What starts them has not "
-        "used the hosts that it was given; logs/launcher.log has its words."
+        f"{asked} were asked for, and this is where ranks ran: {where}. Two names that were given "
+        "are of one host, or what starts ranks has not used the hosts that it was given; "
+        "logs/launcher.log has its words."
     )
 
 

@@ -33,12 +33,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ddl_airflow.core.errors import DAMAGED, ObjectArchived, SourceMissing, StagingError
+from ddl_airflow.core.errors import (
+    DAMAGED,
+    AccessDenied,
+    ObjectArchived,
+    SourceMissing,
+    StagingError,
+)
 from ddl_airflow.core.layout import OWN_EXPERIMENT
 from ddl_airflow.lineage.production import (
     LATEST,
     PRODUCTION,
     NoPointer,
+    Pointer,
     ReadPointer,
     dags_among,
     pointers_of,
@@ -77,6 +84,8 @@ Trained = tuple[str, str, str, str]
 # record has been lost since.
 _LOST = "experiment_is_lost"
 _ARCHIVED = f"its {LINEAGE} is archived"
+# Called with the place of what is not known, and why.
+_Unread = Callable[[str, str], object]
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,7 @@ class Lost:
         gone: of those that are not there the place in the store, and who knows of it.
         notes: what was not looked at, and why.
         unread: why the record of a publication cannot be read, by its place, where the index could
-            not be made of it.
+            not be made of it; and why what the index is in, or a pointer, cannot.
     """
 
     known: int
@@ -181,12 +190,19 @@ def add(store: ObjectStore, record: Mapping[str, Any], publication: str) -> None
     for name, marked in _marked(store, training_id).items():
         if not store.exists(_place(name)) and (one := _of_record(store, name, marked)) is not None:
             _put(store, one)
-    store.delete([begun_key(training_id)])
+    # All is known from here on: who may not delete leaves the rest to a question that may.
+    with suppress(AccessDenied):
+        store.delete([begun_key(training_id)])
     # Without an index nothing is merged: only the records tell what was published before.
     listed = _listed(store)
     if len(listed) >= _MERGED_AT and (found := _read_index(store)) is not None:
-        new = _read_new(store, listed)
-        _write(store, _with(found[0], new.values()), found[1], new)
+        new = _read_new(store, listed, _pass_over)
+        merged = _with(found[0], new.values())
+        with suppress(AccessDenied):
+            if merged == found[0]:
+                store.at(_NEW).delete(new)
+            else:
+                _write(store, merged, found[1], new)
 
 
 def mark_removed(store: ObjectStore, publication: str) -> None:
@@ -211,7 +227,7 @@ def read_index(
     rebuild: bool = False,
     progress: Callable[[int, int], None] | None = None,
     pointer: ReadPointer | None = None,
-    unread: Callable[[str, str], object] | None = None,
+    unread: _Unread | None = None,
     experiments: bool = False,
 ) -> list[Summary]:
     """Summaries of all publications, the newest first; of removed ones too, with ``removed``.
@@ -222,21 +238,29 @@ def read_index(
         progress: is called with how many records were read, and of how many.
         pointer: of that store, if more is asked of its pointers.
         unread: is called with each publication of which nothing is known because its record cannot
-            be read, and why it cannot.
+            be read, and why it cannot; and with each file in ``FOLDER`` of which that is so.
         experiments: whether it is asked who trained in which: an earlier version of ours did not
             say it, so that the records are read.
 
     Raises:
         StagingError: as ``ObjectStore`` does. An index that cannot be written is none.
     """
+    say = unread or _pass_over
+    locked = False
+
+    def lock(place: str, why: str) -> None:
+        nonlocal locked
+        locked = True
+        say(place, why)
+
     listed = _listed(store)
-    new = _read_new(store, listed)
-    found = _read_index(store)
+    new = _read_new(store, listed, say)
+    found = _read_index(store, lock)
     gone: set[str] = set()
     pointer = pointer or pointers_of(store)
     if found is None or rebuild:
         # As it is before the records are read: others may merge meanwhile, and that is to stay.
-        before = store.read_version(_INDEX)
+        before = None if locked else store.read_version(_INDEX)
         known = _of_records(store, progress)
         if found is not None:  # which alone knows what is there no more
             known |= {
@@ -245,7 +269,10 @@ def read_index(
                 if "removed" in one or _is_archived(known.get(name, {}))
             }
         # Where nothing was published who asks may have slipped: it is data, or a publication.
-        if known or new or found is not None:
+        if locked and rebuild:
+            with suppress(StagingError):
+                store.put_bytes(_INDEX, _packed(_with(known, new.values())))
+        elif not locked and (known or new or found is not None):
             with suppress(StagingError):  # it may be another's to write there
                 _write(store, _with(known, new.values()), before and before[1], new)
     else:
@@ -272,7 +299,7 @@ def read_index(
                 else:
                     _write(store, merged, found[1], new)
     together = _with(known, new.values())
-    together |= _begun(store, together, listed)
+    together |= _begun(store, together, listed, say)
     if unread is not None:
         for name, why in sorted(_unread(together).items()):
             if name not in gone:
@@ -297,18 +324,20 @@ def lost(store: ObjectStore, training_id: str = "", dag_ids: Iterable[str] = ())
     Raises:
         StagingError: as ``ObjectStore`` does; a pointer is damaged.
     """
-    new, found = _read_new(store, _listed(store)), _read_index(store)
+    unread: dict[str, str] = {}
+    new = _read_new(store, _listed(store), unread.__setitem__)
+    found = _read_index(store, unread.__setitem__)
     index = _with(found[0] if found else {}, new.values())
     asked = {*dag_ids, *(one["dag_id"] for one in index.values() if "dag_id" in one)}
     pointer, notes = pointers_of(store), []
     keys = [] if training_id else [obj.key for obj in results_in(store)]
     for dag_id in dags_among(keys):
         try:
-            _named(pointer, [dag_id])
+            _named(pointer, [dag_id], _pass_over)
             asked.add(dag_id)
         except NoPointer as error:
             notes.append(error.passed_over(dag_id, keys))
-    knows = _named(pointer, asked)
+    knows = _named(pointer, asked, unread.__setitem__)
     for name, one in index.items():
         if "removed" not in one:
             knows.setdefault(name, []).append("the index")
@@ -324,19 +353,21 @@ def lost(store: ObjectStore, training_id: str = "", dag_ids: Iterable[str] = ())
         if name not in there and own_name(store, name) not in there
     }
     present = {name: index[name] for name in of_it if name in index and name not in gone}
-    unread = _unread(present | _looked_at_again(store, present)[0])
+    unread |= _unread(present | _looked_at_again(store, present)[0])
     return Lost(len(of_it), gone, notes, unread)
 
 
 def lost_of(
-    store: ObjectStore, dag_ids: Iterable[str], pointer: ReadPointer
+    store: ObjectStore, dag_ids: Iterable[str], pointer: ReadPointer, unread: _Unread
 ) -> dict[str, list[str]]:
     """Which publications the pointers of DAGs name that are not there: by place, what names them.
+
+    ``unread`` is called with each pointer that cannot be read, and why.
 
     Raises:
         StagingError: as ``lost``.
     """
-    named = _named(pointer, dag_ids)
+    named = _named(pointer, dag_ids, unread)
 
     def is_gone(name: str) -> bool:
         # To read a small object takes less of a processor than to list it.
@@ -348,12 +379,20 @@ def lost_of(
     return {name: who for (name, who), away in zip(named.items(), gone, strict=True) if away}
 
 
-def _named(pointer: ReadPointer, dag_ids: Iterable[str]) -> dict[str, list[str]]:
-    """The publications that pointers name now, and which do."""
+def _named(pointer: ReadPointer, dag_ids: Iterable[str], unread: _Unread) -> dict[str, list[str]]:
+    """The publications that pointers name now, and which do; without pointers that are unread."""
     pointers = [(dag_id, name) for dag_id in sorted(dag_ids) for name in (LATEST, PRODUCTION)]
     named: dict[str, list[str]] = {}
+
+    def look(one: tuple[str, str]) -> Pointer | None:
+        try:
+            return pointer(*one)
+        except (AccessDenied, ObjectArchived) as error:
+            unread(f"{one[0]}/{one[1]}.json", str(error))
+            return None
+
     with ThreadPoolExecutor(_READERS) as pool:
-        read = pool.map(lambda one: pointer(*one), pointers)
+        read = pool.map(look, pointers)
         for (dag_id, name), said in zip(pointers, read, strict=True):
             if said is not None:
                 named.setdefault(said["publication"], []).append(f"{dag_id}/{name}.json")
@@ -504,11 +543,11 @@ def _missed(
 
 
 def _begun(
-    store: ObjectStore, known: Mapping[str, Summary], listed: Iterable[str]
+    store: ObjectStore, known: Mapping[str, Summary], listed: Iterable[str], unread: _Unread
 ) -> dict[str, Summary]:
     """What uploads that have not ended, or never will, have published; and puts it into the index.
 
-    Notes of long ago are taken away.
+    Notes of long ago are taken away. ``unread`` is called with those that cannot be read.
     """
     found: dict[str, Summary] = {}
     place = store.at(_NEW)
@@ -518,6 +557,9 @@ def _begun(
             training_id, at = str(note["begun"]), float(note["at"])
             training_id = training_id if _may_be_a_name(training_id) else ""
         except SourceMissing:  # ended meanwhile
+            continue
+        except (AccessDenied, ObjectArchived) as error:
+            unread(f"{_NEW}/{key}", str(error))
             continue
         except DAMAGED:  # others may write there, too
             training_id, at = "", 0.0
@@ -564,24 +606,45 @@ def _listed(store: ObjectStore) -> list[str]:
         return []
 
 
-def _read_new(store: ObjectStore, listed: Iterable[str]) -> dict[str, Summary]:
-    """What of the listed is a summary that is not merged yet, by key."""
+def _pass_over(_place: str, _why: str) -> None:
+    """For who needs no more than can be read."""
+
+
+def _read_new(store: ObjectStore, listed: Iterable[str], unread: _Unread) -> dict[str, Summary]:
+    """What of the listed is a summary that is not merged yet, by key.
+
+    ``unread`` is called with those that cannot be read: in an archive, or not for us.
+    """
     place = store.at(_NEW)
 
     def read(key: str) -> tuple[str, Summary] | None:
-        with suppress(SourceMissing, *DAMAGED):  # merged meanwhile
-            one: Summary = json.loads(place.read_bytes(key))
-            if _is_sound(one):
-                return key, one
+        try:
+            with suppress(SourceMissing, *DAMAGED):  # merged meanwhile
+                one: Summary = json.loads(place.read_bytes(key))
+                if _is_sound(one):
+                    return key, one
+        except (AccessDenied, ObjectArchived) as error:
+            if not key.endswith(_BEGUN):  # which ``_begun`` reads
+                unread(f"{_NEW}/{key}", str(error))
         return None
 
     with ThreadPoolExecutor(_READERS) as pool:
         return dict(one for one in pool.map(read, listed) if one is not None)
 
 
-def _read_index(store: ObjectStore) -> tuple[dict[str, Summary], str] | None:
-    """What is in the index, by publication, and its version; None if it is missing or damaged."""
-    found = store.read_version(_INDEX)
+def _read_index(
+    store: ObjectStore, unread: _Unread = _pass_over
+) -> tuple[dict[str, Summary], str] | None:
+    """What is in the index, by publication, and its version; None if it is missing or damaged.
+
+    Nor is there one where it cannot be read, for it is in an archive or not for us; with that
+    ``unread`` is called.
+    """
+    try:
+        found = store.read_version(_INDEX)
+    except (AccessDenied, ObjectArchived) as error:
+        unread(_INDEX, str(error))
+        return None
     if found is None:
         return None
     try:
@@ -644,9 +707,13 @@ def _write(
     merged: Iterable[str],
 ) -> None:
     """Replaces the index, unless somebody else just did, and removes what is in it now."""
-    body = {"schema": SCHEMA, "id": uuid.uuid4().hex, "publications": _shortened(known.values())}
-    if store.put_if(_INDEX, gzip.compress(json.dumps(body).encode(), 6), version):
+    if store.put_if(_INDEX, _packed(known), version):
         store.at(_NEW).delete(merged)
+
+
+def _packed(known: Mapping[str, Summary]) -> bytes:
+    body = {"schema": SCHEMA, "id": uuid.uuid4().hex, "publications": _shortened(known.values())}
+    return gzip.compress(json.dumps(body).encode(), 6)
 
 
 def _shortened(known: Iterable[Summary]) -> list[Summary]:

@@ -168,11 +168,13 @@ def point(
     """
 
     _check_place(store, publication)
+    models = _Models(store)
 
     def change(now: Pointer | None) -> Pointer | None:
         if now is not None:
-            if why_stays(store, dag_id, now, publication, due):
+            if _why_stays(models, dag_id, now, publication, due):
                 return None
+            models.note(now)
             if check is not None:
                 check(now)
         facts = {
@@ -203,7 +205,13 @@ def why_stays(
         publication: the other one's place in the store.
         due: when its run was; None: it may overtake any.
     """
-    models, new = _Models(store), {"publication": publication}
+    return _why_stays(_Models(store), dag_id, now, publication, due)
+
+
+def _why_stays(
+    models: _Models, dag_id: str, now: Pointer, publication: str, due: datetime | None
+) -> str:
+    store, new = models.store, {"publication": publication}
     if _same(now["publication"], publication):
         if now["publication"] == publication or _whole(store, now):
             return "that has the same content"
@@ -315,6 +323,7 @@ def rollback(
             if other is not one and any(models.same(other, was) for was in left)
         ]
         withdrawn = [other["publication"] for other in (now, *before)]
+        models.note(now)
         now = {
             **now,
             "before": [
@@ -747,8 +756,16 @@ class _Models:
     """
 
     def __init__(self, store: ObjectStore) -> None:
-        self._store = store
-        self._at = cache(partial(_digest_at, store))
+        self.store = store
+        self._read: dict[str, str] = {}
+
+    def note(self, pointer: Pointer) -> None:
+        """Adds the digests that were read to a pointer, to be written with it: earlier versions of
+        ours left them out, and each upload would read hundreds of markers.
+        """
+        for one in (pointer, *pointer["before"], *pointer["history"]):
+            if not one.get("digest") and (digest := self._read.get(one["publication"])):
+                one["digest"] = digest
 
     def same(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         """Whether two have the same model. What nobody knows the digest of any more: by name."""
@@ -771,7 +788,7 @@ class _Models:
         """
         passed = {}
         for one in wanted:
-            if self.same(one, now) and (by_itself or _whole(self._store, now)):
+            if self.same(one, now) and (by_itself or _whole(self.store, now)):
                 passed[one["publication"]] = _SAME
             elif by_itself and (gone := self.gone_back_from(now, one)):
                 passed[one["publication"]] = f"the very model of {gone}, {_GONE_BACK_FROM}"
@@ -807,7 +824,10 @@ class _Models:
         return ""
 
     def _of(self, one: Mapping[str, Any]) -> str:
-        return one.get("digest") or self._at(one["publication"])
+        place = one["publication"]
+        if not one.get("digest") and place not in self._read:
+            self._read[place] = _digest_at(self.store, place)
+        return str(one.get("digest") or self._read[place])
 
 
 def _digest_at(store: ObjectStore, publication: str) -> str:

@@ -56,6 +56,7 @@ IS_WHOLE = "went_on_from_is_whole"
 _RUN = "run.json"
 _TRAINING = "training.json"
 _PARTS = ("stage_data", "train", "transform", "evaluate")
+_PASSED = "passed-"  # begins parts that say that a step let the model pass, and no more
 APPROVE = "approve"  # its part says that a person approved, and is not of the record
 
 
@@ -148,6 +149,37 @@ def drop_parts(layout: RunLayout, first: str) -> None:
     """Drops what a step and those after it kept, if they have run."""
     for step in (*_PARTS[_PARTS.index(first) :], APPROVE):
         drop_part(layout, step)
+    for passed in (layout.kept / "lineage").glob(f"{_PASSED}*.json"):
+        passed.unlink(missing_ok=True)
+
+
+def let_pass(layout: RunLayout, gate: str) -> None:
+    """Notes that a step lets the model pass, as it is now, to what publishes it.
+
+    Args:
+        layout: the run's.
+        gate: the step's name. Several may be of one kind, and each has to.
+    """
+    write_part(layout, _passed(gate), {"gate": gate})
+
+
+def take_back(layout: RunLayout, gate: str) -> None:
+    """Drops what ``let_pass`` noted."""
+    drop_part(layout, _passed(gate))
+
+
+def lets_pass(layout: RunLayout, gate: str) -> bool:
+    """Whether ``let_pass`` noted it of what the run is made of now."""
+    try:
+        read_part(layout, _passed(gate))
+    except StagingError:
+        return False
+    return True
+
+
+def _passed(gate: str) -> str:
+    # Its name may be as long as a file's may be.
+    return f"{_PASSED}{hashlib.sha256(gate.encode()).hexdigest()[:32]}"
 
 
 def drop_part(layout: RunLayout, step: str) -> None:
@@ -197,6 +229,7 @@ def fix_run(
     earlier_digests: Sequence[str] = (),
     selection: Selection = ALL,
     data: Mapping[str, str] | None = None,
+    gates: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
 ) -> None:
     """Keeps what the run trains with from here on, whatever becomes of the manifest.
 
@@ -208,8 +241,11 @@ def fix_run(
         earlier_digests: the manifest's, as earlier versions of ours made them.
         selection: by which the data were listed.
         data: their ``uri`` and, where that is another, ``resolved_uri``.
+        gates: as ``StepContext`` has them; None: there is at most one of each kind.
     """
     told = {"run_id": run_id, "made_of": made_of, "steps": steps, "data": data or {}}
+    if gates is not None:
+        told["gates"] = gates
     told["selection"] = {"include": selection.include, "exclude": selection.exclude}
     told |= {"experiment": layout.experiment_id, "earlier_digests": list(earlier_digests)}
     _write(layout, layout.kept / _RUN, told)

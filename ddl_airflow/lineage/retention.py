@@ -15,9 +15,16 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError
+from ddl_airflow.core.errors import (
+    AccessDenied,
+    NoSpace,
+    ObjectArchived,
+    SourceMissing,
+    StagingError,
+)
 from ddl_airflow.core.layout import OWN_EXPERIMENT
 from ddl_airflow.lineage.index import mark_removed
 from ddl_airflow.lineage.production import (
@@ -65,14 +72,16 @@ def clean_results(
 
     Raises:
         StagingError: as ``ObjectStore`` does; at the end, if what had to go could not be noted as
-            removed, and stays.
+            removed, and stays, or if a marker or a pointer cannot be read: what these decide on
+            stays, too.
     """
     listed = results_in(store)
     found: dict[str, dict[str, StoredObject]] = defaultdict(dict)
     for obj in listed:
         if match := _PUBLISHED.fullmatch(obj.key):
             found[match[1]][obj.key[match.end(1) + 1 :]] = obj
-    named, notes = _named(store, listed)
+    unread = _Unread()
+    named, notes = _named(store, listed, unread)
     for note in notes:
         _log.warning("%s", note)
     to_restore = []
@@ -82,19 +91,22 @@ def clean_results(
             continue
         target = store.at(publication)
         if publication in named:
-            to_restore.append(target)
+            to_restore.append(publication)
             continue
-        if not _is_older(target, objects, LEFT_S, now):
+        if not _is_older(target, objects, LEFT_S, now) or unread.may_name(publication):
             continue
-        # A listing may be behind, of the pointers as well: all of it would go.
-        if target.read_version(SUCCESS) is not None:
-            _log.warning(
-                "%s is left: it has a %s, which the listing does not show", target.uri, SUCCESS
-            )
+        with unread.of(publication):
+            # A listing may be behind, of the pointers as well: all of it would go.
+            if target.read_version(SUCCESS) is not None:
+                _log.warning(
+                    "%s is left: it has a %s, which the listing does not show", target.uri, SUCCESS
+                )
+                continue
+            dag_id = marker_of(target, RETIRED).get("dag_id")
+        if unread.has(publication):
             continue
-        dag_id = marker_of(target, RETIRED).get("dag_id")
         if isinstance(dag_id, str) and publication in _named_by(store, dag_id):
-            to_restore.append(target)
+            to_restore.append(publication)
             continue
         nbytes = sum(obj.size for obj in objects.values())
         # First: who is killed meanwhile leaves nothing that is missed.
@@ -120,12 +132,80 @@ def clean_results(
             if not dry_run:
                 store.discard(part)
     # At the end what takes room: the disk may have had none.
-    for target in to_restore:
-        if not dry_run:
-            restore(target)
-    yield from _retire(store, listed, found, dry_run)
+    for publication in to_restore:
+        with unread.of(publication):
+            if not dry_run:
+                restore(store.at(publication))
+    yield from _retire(store, listed, found, unread, dry_run)
     if unnoted is not None:
         raise unnoted
+    unread.check()
+
+
+class _Unread:
+    """What of results cannot be read, such as what is archived. It says what must not go: nobody
+    can tell what the rules make of that. All else goes on.
+    """
+
+    def __init__(self) -> None:
+        self._markers: dict[str, StagingError] = {}
+        self._pointers: dict[str, StagingError] = {}
+
+    @contextmanager
+    def of(self, publication: str) -> Iterator[None]:
+        """Notes it where a publication's marker cannot be read."""
+        try:
+            yield
+        except (AccessDenied, ObjectArchived) as error:
+            _log.warning("%s stays: %s", publication, error)
+            self._markers[publication] = error
+
+    def has(self, publication: str) -> bool:
+        """Whether the publication's marker could not be read."""
+        return publication in self._markers
+
+    def pointer(self, dag_id: str, error: StagingError) -> None:
+        """Notes that a pointer cannot be read."""
+        if dag_id not in self._pointers:
+            _log.warning("What is of %s stays: %s", dag_id, error)
+        self._pointers[dag_id] = error
+
+    def may_name(self, publication: str, dag_id: str = "") -> bool:
+        """Whether such a pointer may name a publication, which is the DAG's if that is known."""
+        training = publication.partition("/")[0]
+        return dag_id in self._pointers or any(
+            # What lies there under another name is any DAG's.
+            training.startswith(f"{one}-") or not re.fullmatch(OWN_EXPERIMENT, training)
+            for one in self._pointers
+        )
+
+    def may_be_newer(
+        self, dag_id: str, marked: float, found: Mapping[str, Mapping[str, StoredObject]]
+    ) -> str:
+        """One that may be of the DAG, and whose rule may hold in place of that of the newest.
+
+        Args:
+            dag_id: the DAG.
+            marked: when the newest known was published, in seconds since 1970.
+            found: the objects of publications.
+        """
+        for publication in self._markers:
+            training = publication.partition("/")[0]
+            is_own = re.fullmatch(OWN_EXPERIMENT, training) is not None
+            if is_own and not training.startswith(f"{dag_id}-"):
+                continue
+            marker = found[publication].get(SUCCESS)  # what was withdrawn has no say
+            if marker is not None and marker.modified > marked:
+                return publication
+        return ""
+
+    def check(self) -> None:
+        """Raises StagingError if there is anything."""
+        errors = [*self._pointers.values(), *self._markers.values()]
+        if errors:
+            more = f", and {len(errors) - 1} more that the log names" if errors[1:] else ""
+            first = str(errors[0]).rstrip(".")
+            raise StagingError(f"{first}. What depends on it{more} stays.", retryable=False)
 
 
 def _is_older(
@@ -198,52 +278,69 @@ def _retire(
     store: ObjectStore,
     listed: list[StoredObject],
     found: dict[str, dict[str, StoredObject]],
+    unread: _Unread,
     dry_run: bool,
 ) -> Iterator[Removed]:
     """Takes the markers of those that are too many."""
     of_dag: dict[str, list[tuple[float, str, Any]]] = defaultdict(list)
     for publication, objects in found.items():
         if SUCCESS in objects:
-            marker = marker_of(store.at(publication))  # none, if others clean as well
+            marker: Mapping[str, Any] = {}
+            with unread.of(publication):
+                marker = marker_of(store.at(publication))  # none, if others clean as well
             if isinstance(dag_id := marker.get("dag_id"), str):
                 marked = published_at(marker, objects[SUCCESS].modified)
                 entry = (marked, publication, marker.get("keep"))
                 of_dag[dag_id].append(entry)
-    named, _ = _named(store, listed)
+    named, _ = _named(store, listed, unread)
     for dag_id, published in of_dag.items():
         published.sort(reverse=True)
+        if newer := unread.may_be_newer(dag_id, published[0][0], found):
+            _log.warning("What is of %s stays: %s may say how many are kept", dag_id, newer)
+            continue
         keep = published[0][2]  # as the manifest says now
         if not isinstance(keep, int) or keep < 1:
             continue
         for marked, publication, _ in published[keep:]:
             # Cleaning takes a while, and a person may have promoted it meanwhile.
-            if publication in named or publication in _named_by(store, dag_id):
+            if unread.may_name(publication, dag_id) or publication in named:
+                continue
+            if publication in _named_by(store, dag_id):
                 continue
             target = store.at(publication)
             if not dry_run:
                 try:
-                    retire(target, marked)
+                    taken = retire(target, marked)
                 except SourceMissing:  # others have
                     continue
                 if publication in _named_by(store, dag_id):
-                    restore(target)
+                    restore(target, taken)
                     continue
             nbytes = sum(obj.size for obj in found[publication].values())
             yield Removed("publication", target.uri, nbytes)
 
 
-def _named(store: ObjectStore, listed: list[StoredObject]) -> tuple[set[str], list[str]]:
+def _named(
+    store: ObjectStore, listed: list[StoredObject], unread: _Unread
+) -> tuple[set[str], list[str]]:
     """The publications that are named by a pointer of any DAG, as the pointers are now; and what
     to note of files that are only called as pointers are.
+
+    Pointers that are damaged, or not to be read, are added to ``unread``.
     """
     keys = [obj.key for obj in listed]
     named: set[str] = set()
     notes = []
     for dag_id in dags_among(keys):
         try:
-            named |= _named_by(store, dag_id)
-        except NoPointer as error:
-            notes.append(error.passed_over(dag_id, keys))
+            try:
+                named |= _named_by(store, dag_id)
+            except NoPointer as error:
+                notes.append(error.passed_over(dag_id, keys))
+        except StagingError as error:
+            if error.retryable:
+                raise
+            unread.pointer(dag_id, error)
     return named, notes
 
 

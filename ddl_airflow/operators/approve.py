@@ -19,7 +19,15 @@ from ddl_airflow.core.markdown import code, table
 from ddl_airflow.core.plan import ApproveStep
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import reject
-from ddl_airflow.lineage.record import APPROVE, drop_part, fixed_run, keep_so_far, write_part
+from ddl_airflow.lineage.record import (
+    APPROVE,
+    drop_part,
+    fixed_run,
+    keep_so_far,
+    let_pass,
+    take_back,
+    write_part,
+)
 from ddl_airflow.operators.base import layout_of, openlineage_of, run_of
 from ddl_airflow.storage.filesystem import os_errors
 
@@ -51,6 +59,7 @@ class ApproveOperator(ApprovalOperator):
             layout = layout_of(context)
             begun = fixed_run(layout)
             with os_errors(layout.root):
+                take_back(layout, self.task_id)
                 drop_part(layout, APPROVE)  # who is asked again has not answered
         # What the run trained with, also where the DAG has other defaults by now.
         form = dict(context["params"])
@@ -146,6 +155,7 @@ class ApproveOperator(ApprovalOperator):
         if fixed_run(layout) is not None:
             with os_errors(layout.root):
                 write_part(layout, APPROVE, {"by": who})
+                let_pass(layout, self.task_id)
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """What was decided about; called by Airflow's provider of OpenLineage."""

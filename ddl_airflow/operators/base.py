@@ -375,7 +375,9 @@ class StepOperator(PrototypedOperator):
             try_number=context["ti"].try_number,
             tries=self.tries(context),
             cleared=cleared,
-            later={one.task_id: one.asked() for one in self._later()} | self._gates(),
+            later={one.task_id: one.asked() for one in self._later()} | self._kinds_of_gates(),
+            name=self.task_id,
+            gates=self._gates(),
             published=lambda facts: self._published(context, facts),
             task=self._names(context),
         )
@@ -401,20 +403,34 @@ class StepOperator(PrototypedOperator):
         later = [s for s in self.get_flat_relatives() if isinstance(s, StepOperator)]
         return sorted(later, key=lambda step: len(step.get_flat_relatives(upstream=True)))
 
-    def _gates(self) -> dict[str, Step]:
-        """What has to let the model pass before it is published, by the names that the upload looks
-        for, whatever a Python DAG calls its tasks: those of a task group have its name in front.
+    def _gates(self) -> dict[str, dict[str, list[str]]]:
+        """What has to let the model pass before it is published, as ``StepContext`` has it.
+
+        Whatever a Python DAG calls its tasks, and however many there are.
         """
+        gates: dict[str, dict[str, list[str]]] = {}
+        later = {task.task_id: task for task in self.get_flat_relatives()}
+        for upload in later.values():
+            if not isinstance(getattr(upload, "step", None), UploadResultsStep):
+                continue
+            of_it = gates[upload.task_id] = {"evaluate": [], APPROVE: []}
+            for task in upload.get_flat_relatives(upstream=True):
+                if task.task_id in later and (kind := _kind_of_gate(task)):
+                    of_it[kind].append(task.task_id)
+            for names in of_it.values():
+                names.sort()
+        return gates
+
+    def _kinds_of_gates(self) -> dict[str, Step]:
+        """One of each kind, by the kind: so earlier versions of ours know of them."""
         gates: dict[str, Step] = {}
         for task in self.get_flat_relatives():
-            asked = getattr(task, "step", None)
             after = (getattr(later, "step", None) for later in task.get_flat_relatives())
             if not any(isinstance(step, UploadResultsStep) for step in after):
                 continue
-            if isinstance(asked, ApproveStep):  # which is no operator of these
-                gates[APPROVE] = asked
-            elif isinstance(asked, EvaluateStep):
-                gates["evaluate"] = cast(StepOperator, task).asked()
+            if kind := _kind_of_gate(task):
+                ours = isinstance(task, StepOperator)  # what asks a person is no operator of these
+                gates[kind] = cast(StepOperator, task).asked() if ours else cast(Any, task).step
         return gates
 
     def _runs_as_ranks(self) -> str:
@@ -683,6 +699,14 @@ def _said_to_airflow(operator: StepOperator) -> Iterator[None]:
         raise AirflowSkipException(str(skipped)) from None
     except (WaitForJob, WaitForExperiment) as waits:
         operator.defer_until(waits)
+
+
+def _kind_of_gate(task: Any) -> str:
+    """Whether a task is to let the model pass: ``evaluate``, ``approve`` or empty."""
+    asked = getattr(task, "step", None)
+    if isinstance(asked, ApproveStep):
+        return APPROVE
+    return "evaluate" if isinstance(asked, EvaluateStep) else ""
 
 
 def _follows_branch(task: Any) -> bool:

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import TaskDeferralError
 
 from ddl_airflow.airflow_internals import is_supervised, state_of_own_task
 from ddl_airflow.core.cancellations import drop_conditional
-from ddl_airflow.core.errors import JobLost, LaunchError
+from ddl_airflow.core.errors import JobLost, LaunchError, SettingInvalid
 from ddl_airflow.core.job import JobStatus, StartedJob
 from ddl_airflow.core.plan import TrainStep
 from ddl_airflow.links import TensorBoardLink, TrainingLink
@@ -59,13 +59,18 @@ class TrainOperator(StepOperator):
     def _runs_as_ranks(self) -> str:
         return "ranks run"
 
+    def _rehearsed_or_run(self, step: StepTry[Any], context: Any) -> dict[str, Any]:
+        """Besides, looks at what it would wait with: before there is a job to wait for."""
+        _poll_interval()
+        return super()._rehearsed_or_run(step, context)
+
     def defer_until(self, waits: WaitForJob | WaitForExperiment) -> NoReturn:
         """Defers to the trigger that waits for the job, or for the other training."""
         # Not at the top: only who defers pays for it.
         from ddl_airflow.triggers.experiment import ExperimentTrigger
         from ddl_airflow.triggers.job import JobTrigger
 
-        interval_s = conf.getfloat("ddl", "job_poll_interval", fallback=5.0)
+        interval_s = _poll_interval()
         if isinstance(waits, WaitForExperiment):
             self.defer(
                 trigger=ExperimentTrigger(str(waits.experiment), interval_s),
@@ -152,3 +157,19 @@ class TrainOperator(StepOperator):
             ) from failure
 
         return self.with_layout(context, give_up)
+
+
+def _poll_interval() -> float:
+    """Seconds between two looks of a trigger.
+
+    Raises:
+        SettingInvalid: ``[ddl] job_poll_interval`` is none.
+    """
+    from ddl_airflow.triggers.interval import JOB_S, problem_of  # no parse needs it
+
+    seconds = conf.getfloat("ddl", "job_poll_interval", fallback=JOB_S)
+    if problem := problem_of(seconds):
+        raise SettingInvalid(
+            f"[ddl] job_poll_interval {problem}. Correct that in Airflow's configuration."
+        )
+    return seconds

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +95,10 @@ class StepContext:
         tries: which try this is, from 1, since somebody cleared the step.
         cleared: whether somebody has cleared it, or the run, since it was first tried.
         later: what the steps after this one are asked to do, by their names.
+        name: the step's, as others name it.
+        gates: for each later step that publishes, by its name: the names of the steps that have to
+            let the model pass before, by their kind, ``evaluate`` or ``approve``; None where there
+            is at most one of each.
         published: called with places and facts about what was published.
         task: of Airflow, as ``Cancellation`` has it; None where no task runs it.
         job: what runs for the step now; see ``set_job``.
@@ -109,6 +113,8 @@ class StepContext:
     tries: int = 1
     cleared: bool = False
     later: Mapping[str, Step] = field(default_factory=dict)
+    name: str = ""
+    gates: Mapping[str, Mapping[str, Sequence[str]]] | None = None
     published: Callable[[Mapping[str, Any]], None] = lambda _facts: None
     task: Mapping[str, Any] | None = None
     job: RunningJob | None = None

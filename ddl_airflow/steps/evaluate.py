@@ -31,7 +31,15 @@ from ddl_airflow.lineage.production import (
     reject,
     serving,
 )
-from ddl_airflow.lineage.record import drop_part, fixed_run, measured, read_part, write_part
+from ddl_airflow.lineage.record import (
+    drop_part,
+    fixed_run,
+    let_pass,
+    measured,
+    read_part,
+    take_back,
+    write_part,
+)
 from ddl_airflow.steps.base import ScriptTry
 
 # Metrics in one message.
@@ -58,6 +66,8 @@ class Evaluate(ScriptTry[EvaluateStep]):
     def run(self) -> dict[str, Any]:
         """Returns the metrics, production's, and a table of both for people."""
         layout = self.layout
+        gate = self.context.name or "evaluate"
+        take_back(layout, gate)
         drop_part(layout, "evaluate")  # who refuses the model now takes back what was said before
         measurements = measured(layout)
         if self.step.command:
@@ -96,6 +106,7 @@ class Evaluate(ScriptTry[EvaluateStep]):
                 "tries": {"evaluate": self.context.tries},
             },
         )
+        let_pass(layout, gate)
         production = now["metrics"] if now else None
         bound = wanted(self.step.minimum, self.step.maximum, not_worse=self.step.not_worse)
         shown_to_people = _table(measurements, now, decides, bound)

@@ -143,6 +143,7 @@ class StageData(StepTry[StageDataStep]):
             self.step.manifest.get("earlier_digests", ()),
             self.step.selection,
             {name: summary[name] for name in ("uri", "resolved_uri") if name in summary},
+            self.context.gates,
         )
         write_part(
             layout,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import reprlib
 import shlex
-import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.values import without_written_secrets
 from ddl_airflow.core.parameters import parameter_environment
 from ddl_airflow.core.plan import TransformStep
+from ddl_airflow.core.removal import remove_tree
 from ddl_airflow.lineage.record import drop_parts, has_part, read_part, write_part
 from ddl_airflow.steps.base import ScriptTry
 
@@ -138,7 +138,8 @@ class Transform(ScriptTry[TransformStep]):
             if path.is_symlink() or path.is_file():  # which rmtree leaves
                 with suppress(PermissionError):
                     path.unlink()
-            shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):
+                remove_tree(path)
         path = paths[0]
         if path.exists():  # its script may have closed it to all but the ranks' user
             name = f"remove-{self.context.try_number}"

@@ -40,6 +40,7 @@ from ddl_airflow.lineage.record import (
     assemble,
     fixed_run,
     has_part,
+    lets_pass,
     model_digest,
     read_part,
     write_lineage,
@@ -162,32 +163,48 @@ class UploadResults(StepTry[UploadResultsStep]):
     def _check_evaluated(self) -> None:
         """Raises EvaluationInvalid if evaluate is a step of the run, and has not passed it."""
         # Not by the states of tasks: evaluate may have been cleared while a person was asked.
-        begun = fixed_run(self.layout)
-        if begun is None or "evaluate" not in begun["steps"] or has_part(self.layout, "evaluate"):
-            return
-        raise EvaluationInvalid(
-            "evaluate has not passed this model: it failed, has not run to its end, or was marked "
-            "success without being run, which measures nothing. Nothing was published. Clear "
-            "evaluate (by hand: --step evaluate), or stage_data with downstream if the manifest "
-            "has no evaluation any more; with the bundle, on the latest bundle version."
-        )
+        if missed := self._missed("evaluate"):
+            raise EvaluationInvalid(
+                f"{missed} has not passed this model: it failed, was skipped, has not run to its "
+                "end, or was marked success without being run, which measures nothing. Nothing "
+                f"was published. Clear {missed} (by hand: --step evaluate), or stage_data with "
+                "downstream if the manifest has no evaluation any more; with the bundle, on the "
+                "latest bundle version."
+            )
 
     def _check_approved(self) -> None:
         """Raises NotApproved if the run asks a person, who has not approved of this model."""
         # Not by the tasks there are: the manifest may have been edited while the form was open.
+        if missed := self._missed(APPROVE):
+            raise NotApproved(
+                "the run began with approval in its manifest, and a person has not approved this "
+                f"model: nobody has answered, or {missed} was marked success, which asks nobody. "
+                "Nothing was published. Put approval back if it was taken out, and clear "
+                f"{missed}; or clear stage_data with downstream, to go on with the manifest as it "
+                "is now; with the bundle, on the latest bundle version."
+            )
+
+    def _missed(self, kind: str) -> str:
+        """Which of the steps that are to let the model pass have not; empty: all have.
+
+        Args:
+            kind: ``evaluate`` or ``APPROVE``.
+        """
         begun = fixed_run(self.layout)
-        if begun is None or APPROVE not in begun["steps"]:
-            return
-        if has_part(self.layout, APPROVE):
-            read_part(self.layout, APPROVE)  # of what the run is made of now
-            return
-        raise NotApproved(
-            "the run began with approval in its manifest, and a person has not approved this "
-            "model: nobody has answered, or approve was marked success, which asks nobody. Nothing "
-            "was published. Put approval back if it was taken out, and clear approve; or clear "
-            "stage_data with downstream, to go on with the manifest as it is now; with the bundle, "
-            "on the latest bundle version."
-        )
+        if begun is None:
+            return ""
+        if gates := begun.get("gates"):
+            # Of an upload that the DAG has got since: all that there are.
+            its = [gates[self.context.name]] if self.context.name in gates else gates.values()
+            names = {one for of_it in its for one in of_it[kind]}
+            return " and ".join(one for one in sorted(names) if not lets_pass(self.layout, one))
+        # By hand there is at most one. So it is of a run that began before there were more.
+        if kind not in begun["steps"]:
+            return ""
+        if not has_part(self.layout, kind):
+            return kind
+        read_part(self.layout, kind)  # of what the run is made of now
+        return ""
 
     def _found(self) -> dict[str, Path]:
         layout = self.layout

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.errors import FileRefused, PlaceTaken, SettingInvalid, StagingError
 from ddl_airflow.core.eviction import Blob, evictable
 from ddl_airflow.core.layout import OWN_EXPERIMENT, REMOVING, RunLayout, experiments, is_experiment
+from ddl_airflow.core.removal import mounted_in, remove_tree, walk_mount
 from ddl_airflow.core.units import parse_duration, parse_size
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.experiments import forget_trainings
@@ -226,7 +226,7 @@ def _left_in(root: Path, dry_run: bool) -> Iterator[Removed]:
     """
     inside = (root, root / "experiment")
     for path in (one for folder in inside for one in _folders(folder, hidden=True)):
-        if path.name.startswith((".code-", PART_PREFIX, REMOVING)) and not path.is_symlink():
+        if path.name.startswith((".code-", PART_PREFIX, REMOVING)) and not _has_mount(path):
             yield Removed("left by a killed task", str(path), _size(path))
             if not dry_run:
                 _delete(path)
@@ -299,7 +299,9 @@ def _wanted(workspace: Path, keep: timedelta, use: _Use) -> set[str]:
 def _removed(
     what: str, folders: Sequence[Path], experiment: Path, dry_run: bool
 ) -> Iterator[Removed]:
-    """Removes folders unless a training works in the experiment."""
+    """Removes folders unless a training works in the experiment, or something is mounted there."""
+    if any(map(_has_mount, folders)):
+        return
     seen: set[tuple[int, int]] = set()
     removed = [Removed(what, str(folder), _size(folder, seen)) for folder in folders]
     aside = [folder.with_name(REMOVING + uuid.uuid4().hex) for folder in folders]
@@ -324,16 +326,23 @@ def _removed(
     yield from removed
 
 
+def _has_mount(folder: Path) -> bool:
+    """Whether something is mounted there, which says that a person still uses the folder."""
+    if place := mounted_in(folder):
+        _log.warning("%s is kept: something is mounted at %s. Unmount it", folder, place)
+    return bool(place)
+
+
 def _delete(folder: Path) -> None:
     try:
-        shutil.rmtree(folder)
+        remove_tree(folder)
     except OSError as error:  # others need not stay for it; the next time it is tried again
         _log.warning("%s is not removed: %s", error.filename or folder, error.strerror)
 
 
 def _half_removed(folder: Path, dry_run: bool) -> Iterator[Removed]:
     for path in _folders(folder, hidden=True):
-        if path.name.startswith(REMOVING):
+        if path.name.startswith(REMOVING) and not _has_mount(path):
             yield Removed("half removed", str(path), _size(path))
             if not dry_run:
                 _delete(path)
@@ -459,7 +468,7 @@ def _newest(folder: Path, depth: int = 99) -> float:
 
 
 def _size(folder: Path, seen: set[tuple[int, int]] | None = None) -> int:
-    """What a folder takes: a file with several names, also by a bind mount, once.
+    """What a folder takes: a file with several names once.
 
     Args:
         folder: to look through.
@@ -467,10 +476,10 @@ def _size(folder: Path, seen: set[tuple[int, int]] | None = None) -> int:
     """
     seen = set() if seen is None else seen
     nbytes = 0
-    for above, _, files in os.walk(folder):
-        for name in files:
+    for one in walk_mount(folder, lambda _error: None):
+        for name in one.others:
             with suppress(OSError):
-                found = os.lstat(os.path.join(above, name))
+                found = os.lstat(name, dir_fd=one.opened)
                 if (key := (found.st_dev, found.st_ino)) not in seen:
                     seen.add(key)
                     nbytes += found.st_size

@@ -19,6 +19,7 @@ from ddl_airflow.core.errors import SourceMissing, StagingError
 from ddl_airflow.core.layout import REMOVING
 from ddl_airflow.core.manifest.load import looks_like_manifest
 from ddl_airflow.core.real_path import place_of
+from ddl_airflow.core.removal import remove_tree
 from ddl_airflow.storage.filesystem import os_errors
 
 _MOST_BYTES = 256 * 2**20
@@ -158,7 +159,8 @@ def _copy(
         with suppress(FileNotFoundError):
             destination.rename(before)
         partial.replace(destination)
-        shutil.rmtree(before, ignore_errors=True)
+        with suppress(OSError):
+            remove_tree(before)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return digest.hexdigest()

@@ -345,24 +345,31 @@ def missing_from(publication: ObjectStore) -> list[str]:
     return [entry["key"] for entry in marker["files"] if not is_there(entry)]
 
 
-def retire(publication: ObjectStore, marked: float) -> None:
-    """Takes the marker of a publication, and keeps it for ``restore``.
+def retire(publication: ObjectStore, marked: float) -> bytes:
+    """Takes the marker of a publication, and keeps it for ``restore``; returns it, too.
 
     Args:
         publication: the place.
         marked: when it got the marker, in seconds since 1970; one that is restored still says so.
     """
     marker = json.loads(publication.read_bytes(SUCCESS)) | {"marked": marked}
-    publication.put_bytes(RETIRED, sealed(marker))
+    publication.put_bytes(RETIRED, taken := sealed(marker))
     publication.delete([SUCCESS])
+    return taken
 
 
-def restore(publication: ObjectStore) -> None:
-    """Gives a publication back the marker that ``retire`` took, if it did."""
+def restore(publication: ObjectStore, taken: bytes = b"") -> None:
+    """Gives a publication back the marker that ``retire`` took, if it did.
+
+    Args:
+        publication: the place.
+        taken: as ``retire`` returned it, for who took it. Of two who do, one may remove what both
+            have kept before the other takes the marker that was given back.
+    """
     if publication.exists(SUCCESS):
         return
     with suppress(SourceMissing):  # none was taken, or somebody else has given it back
-        publication.put_bytes(SUCCESS, publication.read_bytes(RETIRED))
+        publication.put_bytes(SUCCESS, taken or publication.read_bytes(RETIRED))
         publication.delete([RETIRED])
 
 

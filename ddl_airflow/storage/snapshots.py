@@ -42,6 +42,7 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
+from ddl_airflow.core.removal import remove_tree
 from ddl_airflow.storage.checkpoint_files import (
     Found,
     are_there,
@@ -577,7 +578,8 @@ class Snapshots:
                 self._folder.rename(before)
             fresh.rename(self._folder)
             if kept is None:
-                shutil.rmtree(before, ignore_errors=True)
+                with suppress(OSError):
+                    remove_tree(before)
 
     def _chunk(self, digest: str, nbytes: int) -> bytes:
         if not re.fullmatch("[0-9a-f]{64}", digest):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError
+from ddl_airflow.core.removal import remove_tree
 from ddl_airflow.core.selection import ALL, Selection
 from ddl_airflow.storage.cache import CACHED, Cache
 from ddl_airflow.storage.filesystem import FolderStore, free_bytes, os_errors
@@ -430,7 +431,7 @@ def _place(fresh: Path, destination: Path) -> None:
         old = destination.with_name(PART_PREFIX + uuid.uuid4().hex)
         os.rename(destination, old)
         os.rename(fresh, destination)
-        shutil.rmtree(old)
+        remove_tree(old)
         return
     if destination.exists() and not (destination.is_dir() and not any(destination.iterdir())):
         raise StagingError(

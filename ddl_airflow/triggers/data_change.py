@@ -15,6 +15,7 @@ from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.manifest.sections.places import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.core.selection import Selection
+from ddl_airflow.triggers.interval import problem_of
 from ddl_airflow.triggers.monitor import answered, at_dataset
 
 _STATE = "fingerprint"  # of what fired last, after the id of the trigger that did
@@ -60,6 +61,9 @@ class DataChangeTrigger(BaseEventTrigger):
             no state for one that fires for two assets.
         within: folders out of which no link of a folder may lead; None: it may.
         include, exclude: which of its objects, as ``Selection`` has them.
+
+    Raises:
+        TypeError: interval_s is less than a millisecond, more than a week, or no number.
     """
 
     def __init__(
@@ -75,6 +79,9 @@ class DataChangeTrigger(BaseEventTrigger):
         super().__init__()  # type: ignore[no-untyped-call]
         self.uri = uri
         self.connection = connection
+        if problem := problem_of(interval_s):
+            # A triggerer that has one stored goes on with the others only after a TypeError.
+            raise TypeError(f"interval_s {problem}")
         self.interval_s = interval_s
         self.dag_id = dag_id
         self.within = within

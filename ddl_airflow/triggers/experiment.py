@@ -10,6 +10,7 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from ddl_airflow.core.errors import StagingError
+from ddl_airflow.triggers.interval import usable
 from ddl_airflow.triggers.monitor import answered, in_workspace
 
 
@@ -27,7 +28,7 @@ class ExperimentTrigger(BaseTrigger):
     def __init__(self, folder: str, interval_s: float = 5.0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.folder = folder
-        self.interval_s = interval_s
+        self.interval_s = usable(interval_s)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and arguments."""

@@ -31,6 +31,7 @@ from ddl_airflow.core.job import JobHandle, JobState, JobStatus, StartedJob
 from ddl_airflow.core.progress import Progress, Tail
 from ddl_airflow.launchers.base import END_S, GRACE_S, Connecting, Scheduler, cancel_noted
 from ddl_airflow.launchers.records import reports_of
+from ddl_airflow.triggers.interval import usable
 from ddl_airflow.triggers.monitor import cancelling, in_workspace, monitor_of
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ class JobTrigger(BaseTrigger):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.job = job
-        self.interval_s = interval_s
+        self.interval_s = usable(interval_s)
         self.timeout_s = timeout_s
         self._started = StartedJob.load(job)
         self._progress = Progress()

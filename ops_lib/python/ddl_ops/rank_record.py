@@ -62,6 +62,14 @@ def _gpus() -> list[str]:
     return models
 
 
+def _boot() -> str:
+    """What tells hosts of one name apart; empty: nothing does. Source: random(4), boot_id."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
 def _cpu() -> str:
     """Model of the processor, as Linux names it; empty where it does not."""
     try:
@@ -130,6 +138,7 @@ class RankRecord:
             "rank": rank,
             # Of Slurm the node's name: several may share a host, in a cluster to try things on.
             "host": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+            "boot": _boot(),
             "pid": os.getpid(),
             "started": time.time(),
             "cpus": len(os.sched_getaffinity(0)),

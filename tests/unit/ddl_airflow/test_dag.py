@@ -154,6 +154,17 @@ def test_schedules(tmp_path, write_manifest):
     DagSerialization.to_dict(both)
 
 
+@pytest.mark.parametrize("seconds", ["0", "-5", "nan", "inf", "1e12"])
+def test_an_interval_that_would_never_let_the_triggerer_sleep_is_refused(
+    tmp_path, write_manifest, monkeypatch, seconds
+):
+    monkeypatch.setenv("AIRFLOW__DDL__DATA_POLL_INTERVAL", seconds)
+    refused = r"schedule.on_data_change: \[ddl\] data_poll_interval is .*Correct that in Airflow"
+    with pytest.raises(ManifestInvalid, match=refused):
+        dag_of(tmp_path, write_manifest, "schedule: {on_data_change: true}\n")
+    assert dag_of(tmp_path, write_manifest).schedule is None  # which looks at nothing
+
+
 def stored(dag: DAG) -> dict:
     return DagSerialization.to_dict(dag)["dag"]
 

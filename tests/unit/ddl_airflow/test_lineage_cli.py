@@ -817,6 +817,32 @@ def test_of_an_archived_record_the_others_are_listed(ask, training, results, buc
         assert f"ddl-airflow: {cold}: nobody knows " in err and why in err
 
 
+def test_an_archived_index_or_pointer_hides_no_line(ask, training, results, bucket, capsys):
+    """A bucket's rule moves what has not changed for long: each of them ended every question."""
+    one, other = training(1), training(2, serves=True)
+    assert ask("list", str(results.path))[0] == 0
+    of_index = bucket("of-index", ["index.json.gz"])
+    questions = [("list", of_index), ("impact", "s3://bucket/digits", of_index)]
+    for question in (*questions, ("list", of_index, "--rebuild")):
+        code, out, err = ask(*question)
+        assert code == 1 and one in out and other in out
+        assert "ddl-airflow: _lineage/index.json.gz: nobody knows whether it " in err
+        assert "it is archived" in err
+        if "--rebuild" not in question:
+            assert cli.main(["verify", of_index]) == 1
+            assert "_lineage/index.json.gz: " in capsys.readouterr().err
+    assert ask("list", of_index)[0] == 0  # it is made again
+
+    of_pointer = bucket("of-pointer", ["production.json"])
+    for question in (("list", of_pointer), ("impact", "s3://bucket/digits", of_pointer)):
+        code, out, err = ask(*question)
+        assert code == 1 and one in out and other in out
+        assert "digits/production.json: nobody knows what is in production: " in err
+    assert ask("list", of_pointer, "--production")[:2] == (1, "")
+    assert cli.main(["verify", of_pointer]) == 1
+    assert "digits/production.json" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["model", "x/model"])
 @pytest.mark.parametrize("kind", ["folder", "bucket"])
 def test_results_at_a_place_called_model_are_results(

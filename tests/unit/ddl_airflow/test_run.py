@@ -405,11 +405,40 @@ def test_ctrl_c_ends_all_ranks(tmp_path, deaf):
     seen.wait_for("[rank 1] up")
     began = time.monotonic()
     seen.type("\x03")
-    assert seen.end() == 128 + signal.SIGINT
+    assert seen.end() == -signal.SIGINT
     assert time.monotonic() - began < within(8)
     assert seen.shown.splitlines()[-1] == "ddl-run: ended by SIGINT. All ranks were ended."
     pids = [path.name.removeprefix("pid-") for path in tmp_path.glob("pid-*")]
     assert len(pids) == 4
+    assert [pid for pid in pids if runs(pid)] == []
+
+
+def test_ctrl_c_ends_a_loop_of_the_shell_as_well(tmp_path):
+    """Which goes on where a command has dealt with the signal: that is what 130 would say."""
+    (tmp_path / "main.py").write_text(
+        "import os, time\nopen(f'pid-{os.getpid()}', 'w'); time.sleep(600)\n"
+    )
+    words = ["bash", "-c", 'for n in 1 2 3; do "$@"; done; touch went-on', "bash"]
+    shell = subprocess.Popen(
+        [*words, *CALL, "--np", "2", "python", "main.py"],
+        cwd=tmp_path,
+        env=clean(),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        until(lambda: len(list(tmp_path.glob("pid-*"))) == 2, 60)
+        os.killpg(shell.pid, signal.SIGINT)
+        _, said = shell.communicate(timeout=within(60))
+    finally:
+        if shell.poll() is None:
+            os.killpg(shell.pid, signal.SIGKILL)
+    assert shell.returncode == -signal.SIGINT
+    assert said.splitlines()[-1] == "ddl-run: ended by SIGINT. All ranks were ended."
+    pids = [path.name.removeprefix("pid-") for path in tmp_path.glob("pid-*")]
+    assert len(pids) == 2 and not (tmp_path / "went-on").exists()
     assert [pid for pid in pids if runs(pid)] == []
 
 
@@ -436,7 +465,7 @@ def test_a_terminal_that_is_closed_ends_all_ranks(tmp_path, nohup):
         )
     until(lambda: (tmp_path / "shown").read_text().count("] up") == 2, 60)
     process.send_signal(signal.SIGHUP)
-    assert process.wait(within(30)) == (0 if nohup else 128 + signal.SIGHUP)
+    assert process.wait(within(30)) == (0 if nohup else -signal.SIGHUP)
     assert len(list(tmp_path.glob("whole-*"))) == (2 if nohup else 0)
     last = (tmp_path / "shown").read_text().splitlines()[-1]
     assert nohup or last == "ddl-run: ended by SIGHUP. All ranks were ended."
@@ -458,7 +487,7 @@ def test_ctrl_c_while_hosts_are_waited_for_is_no_traceback(tmp_path):
     seen = AtTerminal(*words, folder=tmp_path)
     seen.wait_for("Waiting for hosts.")
     seen.type("\x03")
-    assert seen.end() == 128 + signal.SIGINT
+    assert seen.end() == -signal.SIGINT
     assert seen.shown.splitlines()[-1] == "ddl-run: ended by SIGINT."
     assert "Traceback" not in seen.shown
 
@@ -833,7 +862,7 @@ def test_ctrl_c_ends_the_ranks_while_nobody_reads_what_they_say(tmp_path, blocki
                 time.sleep(1)  # until the pipe is full
                 began = time.monotonic()
                 process.send_signal(signal.SIGINT)
-                assert process.wait(15) == 128 + signal.SIGINT
+                assert process.wait(15) == -signal.SIGINT
                 assert time.monotonic() - began < within(10)
                 last = process.stderr.read().splitlines()[-1]
                 assert last == "ddl-run: ended by SIGINT. All ranks were ended."

@@ -127,6 +127,20 @@ def test_ranks_must_be_on_the_hosts_that_were_asked_for(tmp_path, hosts, where, 
     assert status_of(tmp_path, *records[:3], None, running=True, nodes=2).state is JobState.RUNNING
 
 
+def test_hosts_of_one_name_are_told_apart(tmp_path):
+    """As those that were made as copies of one, all `localhost`: their job was ended."""
+    boots = ["1", "1", "2", "2"]
+    records = [GOOD | {"host": "localhost", "boot": boot} for boot in boots]
+    assert status_of(tmp_path, *records, nodes=2).state is JobState.SUCCEEDED
+    # Containers of one host have names of their own; one host by two names has one.
+    records = [GOOD | {"host": host, "boot": "1"} for host in "aabb"]
+    assert status_of(tmp_path, *records, nodes=2).state is JobState.SUCCEEDED
+    records = [GOOD | {"host": "gpu1", "boot": "1"} for _ in boots]
+    status = status_of(tmp_path, *records, nodes=2)
+    assert (status.state, status.permanent) == (JobState.FAILED, True)
+    assert "ranks 0 to 3 on gpu1. Two names that were given are of one host, or " in status.reason
+
+
 AVERAGED = GOOD | {"ddl": {"averaged": True, "gradients": True}}
 JOINED = GOOD | {"ddl": {"averaged": False, "gradients": False}}
 ALONE = GOOD | {"ddl": {"averaged": False, "gradients": True}}

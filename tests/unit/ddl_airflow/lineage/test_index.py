@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import threading
 import time
@@ -10,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ddl_airflow.core.errors import AccessDenied, ObjectArchived, StagingError
+from ddl_airflow.core.errors import AccessDenied, StagingError
 from ddl_airflow.lineage import index
 from ddl_airflow.lineage.index import add, begin, begun_key, lost, mark_removed, read_index
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
@@ -650,41 +649,6 @@ def test_a_record_of_no_dag_that_may_be_is_named(store):
     assert unread == {place(2): "its lineage.json is damaged"}
 
 
-@pytest.fixture
-def archives(monkeypatch):
-    """archives(*keys): these are in a storage class out of which they are to be restored."""
-    read, listing, inside = FolderStore.read_version, FolderStore.list, []
-
-    def is_inside(self, key):
-        return f"{self.uri}/{key}" in inside
-
-    def read_version(self, key):
-        if is_inside(self, key):
-            raise ObjectArchived(f"{self.uri}/{key}: it is archived.")
-        return read(self, key)
-
-    def listed(self):
-        return [
-            dataclasses.replace(obj, archived="GLACIER" * is_inside(self, obj.key))
-            for obj in listing(self)
-        ]
-
-    def archive(store, *keys):
-        inside[:] = [f"{store.uri}/{key}" for key in keys]
-
-    read_bytes = FolderStore.read_bytes
-
-    def bytes_of(self, key):
-        if is_inside(self, key):
-            raise ObjectArchived(f"{self.uri}/{key}: it is archived.")
-        return read_bytes(self, key)
-
-    monkeypatch.setattr(FolderStore, "read_version", read_version)
-    monkeypatch.setattr(FolderStore, "read_bytes", bytes_of)
-    monkeypatch.setattr(FolderStore, "list", listed)
-    return archive
-
-
 def test_a_record_in_an_archive_is_named_with_its_class_until_it_is_restored(store, archives):
     for number in (1, 2):
         publish(store, number)
@@ -712,3 +676,44 @@ def test_a_record_in_an_archive_is_named_with_its_class_until_it_is_restored(sto
     assert set(known(store, rebuild=True, unread=pytest.fail)) == {place(1), place(2)}
     (store.path / "_lineage" / "index.json.gz").unlink()
     assert set(known(store, unread=pytest.fail)) == {place(1), place(2)}  # when it was put there
+
+
+def test_what_is_archived_of_the_index_is_named_and_stays(store, archives, monkeypatch):
+    for number in (1, 2):
+        publish(store, number)
+    assert len(known(store)) == 2
+    index_of, there = store.path / "_lineage" / "index.json.gz", "_lineage/index.json.gz"
+    body = index_of.read_bytes()
+    for number in (3, 4):
+        publish(store, number)
+        add(store, record(number), place(number))
+    begin(store, "digits-5")
+    publish(store, 5)
+    entry, note = new(store)[0], begun_key("digits-5")
+    archives(store, there, entry, note)
+    unread: dict[str, str] = {}
+    assert set(known(store, unread=unread.__setitem__)) == {*map(place, range(1, 6))}
+    assert set(unread) == {there, entry, note}
+    assert there in lost(store).unread
+    monkeypatch.setattr(index, "_MERGED_AT", 1)
+    publish(store, 6)
+    add(store, record(6), place(6))
+    assert index_of.read_bytes() == body and entry in new(store)  # nothing was merged into another
+    archives(store)
+    assert set(known(store, unread=pytest.fail)) == {*map(place, range(1, 7))}
+
+
+def test_where_nothing_may_be_deleted_an_upload_is_known(store, monkeypatch):
+    """By the policy of a bucket: it was said that only --rebuild finds the training."""
+
+    def refused(self, keys):
+        raise AccessDenied("no right to delete")
+
+    monkeypatch.setattr(FolderStore, "delete", refused)
+    monkeypatch.setattr(index, "_MERGED_AT", 2)
+    known(store)
+    for number in range(4):
+        begin(store, f"digits-{number}")
+        publish(store, number)
+        add(store, record(number), place(number))
+        assert len(known(store)) == number + 1

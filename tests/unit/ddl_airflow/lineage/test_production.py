@@ -692,6 +692,36 @@ def test_whose_marker_may_not_be_read_hinders_no_other(again, tmp_path, monkeypa
     assert point(store, "digits", PRODUCTION, place, {})["publication"] == place
 
 
+def test_a_history_without_digests_is_read_by_one_upload_and_not_by_each(tmp_path, monkeypatch):
+    """After 30 goings back with an earlier version of ours."""
+    store = FolderStore(tmp_path / "results")
+    place = published_model(store, tmp_path, "digits-0", "good")
+    point(store, "digits", PRODUCTION, place, {})
+    for number in range(1, 31):
+        place = published_model(store, tmp_path, f"digits-{number}", f"bad {number}")
+        point(store, "digits", PRODUCTION, place, {})
+        rollback(store, "digits")
+    without_digests(store)
+    read, markers = FolderStore.read_version, []
+
+    def counted(self, key):
+        markers.extend([self.uri] * (key == "_SUCCESS"))
+        return read(self, key)
+
+    monkeypatch.setattr(FolderStore, "read_version", counted)
+    many = []
+    for number in (31, 32):
+        place = published_model(store, tmp_path, f"digits-{number}", f"new {number}")
+        markers.clear()
+        assert point(store, "digits", PRODUCTION, place, {})["publication"] == place
+        many.append(len(markers))
+    assert many[0] >= 30 and many[1] < 5, many
+    # What somebody went back from stays out, of whatever version the event is.
+    for number in (7, 30):
+        place = published_model(store, tmp_path, f"digits-again-{number}", f"bad {number}")
+        assert point(store, "digits", PRODUCTION, place, {})["publication"] != place
+
+
 def test_what_a_newer_version_says_of_a_model_goes_along_with_it(again):
     store, places = again
     body = json.loads(store.read_bytes("digits/production.json"))

@@ -20,7 +20,7 @@ from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.operators.clean import clean_dag
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.marker import sealed
-from ddl_airflow.storage.publication import missing_from, publish
+from ddl_airflow.storage.publication import missing_from, publish, restore, retire
 from tests.integration.disk import tiny_disk
 
 DAY_S = 86400.0
@@ -655,7 +655,7 @@ def test_a_file_that_only_has_the_name_of_a_pointer_is_in_nobodys_way(published,
 
 
 @pytest.mark.parametrize("text", ["{}", '{"training_id": "digits-0", "before": 3}', '{"schema"'])
-def test_a_damaged_pointer_stops_cleaning(published, store, text):
+def test_what_a_damaged_pointer_may_name_stays(published, store, text):
     """Nobody knows what it named: that may be what serves."""
     names = [published(number, keep=1) for number in range(3)]
     promote(store, "digits", names[0])
@@ -665,6 +665,60 @@ def test_a_damaged_pointer_stops_cleaning(published, store, text):
         with pytest.raises(StagingError, match="digits/production.json is damaged"):
             clean(store, days=days)
     assert there(store)[1] == {*names}
+
+
+def test_an_archived_marker_keeps_its_own_publication_and_no_other(published, store, archives):
+    """A bucket's rule has moved it; which DAG and what rule it is of, nobody can tell."""
+    names = [published(number, keep=1) for number in range(3)]
+    others = [published(number, keep=1, dag_id="letters") for number in range(3)]
+    archives(store, f"{names[1]}/_SUCCESS")
+    for dry_run in (True, False):
+        said = []
+        with pytest.raises(StagingError, match=f"{names[1]}/_SUCCESS: it is archived"):
+            for one in clean_results(store, dry_run=dry_run):
+                said.append(one.place.removeprefix(f"{store.uri}/"))
+        assert {*said} == {names[0], *others[:2]}
+    archives(store, f"{names[0]}/_RETIRED")  # once it has been withdrawn
+    with pytest.raises(StagingError, match=f"{names[0]}/_RETIRED: it is archived"):
+        clean(store, days=3)
+    assert there(store)[1] == {*names} - {names[1]} | {names[1], others[2]}
+    archives(store)
+    assert clean(store, days=3) == [names[0], names[1]]
+
+
+def test_a_newest_marker_that_cannot_be_read_may_say_that_more_is_kept(published, store, archives):
+    names = [published(number, keep=1) for number in range(3)]
+    names.append(published(3, keep=10))
+    later = time.time() + 1
+    os.utime(store.path / names[3] / "_SUCCESS", (later, later))
+    archives(store, f"{names[3]}/_SUCCESS")
+    with pytest.raises(StagingError, match="it is archived"):
+        clean(store)
+    archives(store)
+    assert there(store)[0] == {*names}
+
+
+def test_of_several_dags_those_are_cleaned_whose_pointers_can_be_read(store, tmp_path, archives):
+    def training(number, dag_id):
+        name = f"{dag_id}-{number:032x}"
+        (tmp_path / "model").write_text(f"{dag_id} {number}")
+        files = {"model/graph": tmp_path / "model"}
+        done = publish(files, store, name, marker={"dag_id": dag_id, "keep": 1})
+        place = f"{name}/{done.name}"
+        point(store, dag_id, LATEST, place, {})
+        if not number:
+            point(store, dag_id, PRODUCTION, place, {})
+        return place
+
+    names = [training(number, "digits") for number in range(3)]
+    others = [training(number, "letters") for number in range(3)]
+    archives(store, "digits/production.json")
+    for days in (0, 3):
+        with pytest.raises(StagingError, match="digits/production.json: it is archived"):
+            clean(store, days=days)
+    assert there(store)[1] == {*names, others[0], others[2]}
+    archives(store)
+    assert there(store)[0] == {*names, others[0], others[2]}
 
 
 def test_of_two_who_clean_at_once_neither_fails(published, store):
@@ -683,6 +737,31 @@ def test_of_two_who_clean_at_once_neither_fails(published, store):
         if not came:
             break
     assert moment > 10
+
+
+def test_what_two_clean_while_it_is_promoted_keeps_its_marker(published, store):
+    """The one gives it back, and removes what the other has kept of it; then that one takes it."""
+    name = published(0)
+    (marked,) = (obj.modified for obj in store.list() if obj.key == f"{name}/_SUCCESS")
+    other = store.at(name)
+    taken = []
+
+    class Overtaken(FolderStore):
+        def put_bytes(self, key, body):
+            if key == "_RETIRED":
+                taken.append(retire(other, marked))
+            return super().put_bytes(key, body)
+
+        def delete(self, keys):
+            if keys == ["_SUCCESS"]:
+                restore(other, taken[0])
+            super().delete(keys)
+
+    here = Overtaken(store.path, name)
+    own = retire(here, marked)
+    assert not other.exists("_SUCCESS") and not other.exists("_RETIRED")
+    restore(here, own)  # somebody has promoted it
+    assert missing_from(other) == []
 
 
 def test_where_unfinished_uploads_may_not_be_listed_the_rest_is_cleaned(

@@ -1006,6 +1006,18 @@ def test_a_try_of_an_earlier_version_is_not_trained_beside(train, layout, contex
         train("", nodes=1).execute(context_of("training", 2))
 
 
+@pytest.mark.parametrize("seconds", ["0", "nan", "1e12"])
+def test_an_interval_that_is_none_is_refused_before_there_is_a_job(
+    train, layout, context_of, monkeypatch, seconds
+):
+    monkeypatch.setenv("AIRFLOW__DDL__JOB_POLL_INTERVAL", seconds)
+    with pytest.raises(AirflowException, match=r"SettingInvalid: \[ddl\] job_poll_interval is "):
+        train("print(1)", nodes=1).execute(context_of("training"))
+    assert not list(layout.logs.glob("*"))
+    # One that an earlier version stored leaves no job to nobody, nor the triggerer no time.
+    assert ExperimentTrigger(str(layout.experiment), float(seconds)).interval_s == 5
+
+
 def test_the_second_training_of_an_experiment_waits_without_a_worker(
     train, layout, context_of, monkeypatch, capsys
 ):

@@ -887,7 +887,7 @@ def test_a_model_that_nobody_has_evaluated_is_not_published_whatever_the_tasks_a
         dag.get_task(name).execute(context)
     layout = RunLayout(workspace, "own", training_of("own", context["dag_run"].run_id))
     _model(layout)
-    with pytest.raises(AirflowFailException, match="marked success.* Clear evaluate"):
+    with pytest.raises(AirflowFailException, match="marked success.* Clear digits.evaluate"):
         road[-1].execute(context)
     (workspace / "accuracy").write_text("0.97")
     road[-2].execute(context)
@@ -896,6 +896,43 @@ def test_a_model_that_nobody_has_evaluated_is_not_published_whatever_the_tasks_a
     (layout.kept / "lineage" / "stage_data.json").unlink()
     with pytest.raises(AirflowException, match="nothing that stage_data left for this run"):
         road[-2].execute(context)
+
+
+@pytest.mark.parametrize("marked", ["quick", "thorough"])
+def test_each_evaluation_has_to_pass_the_model(gated, tmp_path, workspace, context_of, marked):
+    """Two before one upload, of which a person marks one as success: the other had hidden it."""
+    path = tmp_path / "dags" / "manifest.yml"
+    steps, context = plan(load_manifest(path), path), context_of("own")
+    with DAG("own", schedule=None) as dag:
+        stage = StageDataOperator(task_id="stage_data", step=steps.stage_data)
+        train = TrainOperator(task_id="train", step=steps.train)
+        both = [
+            EvaluateOperator(task_id=name, step=steps.evaluate) for name in ("quick", "thorough")
+        ]
+        upload = UploadResultsOperator(task_id="upload_results", step=steps.upload_results)
+        # Of a model that no evaluation comes before, beside it, nothing is asked.
+        beside = UploadResultsOperator(task_id="beside", step=steps.upload_results)
+        stage >> train >> both >> upload
+        train >> beside
+    for task in (stage, train):
+        dag.get_task(task.task_id).execute(context)
+    _model(RunLayout(workspace, "own", training_of("own", context["dag_run"].run_id)))
+    (workspace / "accuracy").write_text("0.97")
+    by_name = {task.task_id: task for task in both}
+    of_marked = by_name.pop(marked)
+    for task in by_name.values():
+        task.execute(context)
+    with pytest.raises(AirflowFailException, match=f"{marked} has not passed .* Clear {marked} "):
+        upload.execute(context)
+    beside.execute(context)
+    of_marked.execute(context)
+    upload.execute(context)
+    # Who refuses it later takes that back, and the other has still passed it.
+    (workspace / "accuracy").write_text("0.5")
+    with pytest.raises(AirflowFailException, match="QualityTooLow"):
+        of_marked.execute(context)
+    with pytest.raises(AirflowFailException, match=f"Invalid: {marked} has not passed"):
+        upload.execute(context)
 
 
 @pytest.fixture
@@ -972,6 +1009,9 @@ def test_a_model_that_a_person_approved_is_published_and_no_other_one(asking):
     # As of a run that began before answers were kept.
     run = json.loads((asking.layout.kept / "run.json").read_text())
     assert run["steps"].pop("approve") == {}
+    assert run.pop("gates")["upload_results"] == {
+        **{"evaluate": ["evaluate"], "approve": ["approve"]}
+    }
     (asking.layout.kept / "run.json").write_text(json.dumps(run))
     assert asking("upload_results").state == "success"
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +14,10 @@ from functools import partial
 
 import pytest
 
+from ddl_airflow.core import removal
 from ddl_airflow.core.errors import NoSpace, SettingInvalid, StagingError
 from ddl_airflow.core.layout import RunLayout, training_id, trainings_file
+from ddl_airflow.core.removal import remove_tree
 from ddl_airflow.lineage.record import Run, fix_run, keep_so_far
 from ddl_airflow.storage import cleaning
 from ddl_airflow.storage.cache import Cache
@@ -83,27 +86,109 @@ def test_an_old_run_goes_with_its_own_experiment_and_a_newer_one_stays(run, tmp_
 
 
 def test_a_file_of_several_names_takes_its_room_once(run, tmp_path):
-    """As scripts link the best checkpoint; and as a bind mount shows a folder again."""
+    """As scripts link the best checkpoint."""
     layout = run("old")
     before = sum(one.nbytes for one in clean_workspace(tmp_path, KEEP, dry_run=True))
     weights = layout.result / "weights"
     weights.write_bytes(bytes(5000))
     os.link(weights, layout.result / "best")
     os.link(weights, layout.experiment / "kept")
-    (there := layout.result / "again").mkdir()
     age(layout.root, 40), age(layout.experiment, 40)
-    mounted = (
-        os.geteuid() == 0
-        and not subprocess.run(
-            ["mount", "--bind", str(layout.checkpoints), str(there)], stderr=subprocess.DEVNULL
-        ).returncode
-    )
-    try:
-        found = list(clean_workspace(tmp_path, KEEP, dry_run=True))
-    finally:
-        if mounted:
-            subprocess.run(["umount", str(there)], check=True)
+    found = list(clean_workspace(tmp_path, KEEP, dry_run=True))
     assert sum(one.nbytes for one in found) - before == 5000, found
+
+
+@pytest.fixture
+def mounted():
+    """mounted(source, place): a bind mount, which has the device number of its source."""
+    places = []
+
+    def mount(source, place):
+        place.mkdir(parents=True, exist_ok=True)
+        words = ["mount", "--bind", str(source), str(place)]
+        if shutil.which("mount") is None or subprocess.run(words, capture_output=True).returncode:
+            pytest.skip("a bind mount takes root with CAP_SYS_ADMIN")
+        places.append(place)
+
+    yield mount
+    for place in reversed(places):
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_what_is_mounted_in_a_run_is_kept_with_the_run(run, mounted, tmp_path, caplog):
+    """A person has mounted other data where the training looked for it."""
+    of_others = tmp_path / "of others"
+    (of_others / "deep").mkdir(parents=True)
+    (of_others / "deep" / "only copy").write_text("1")
+    layout, young, gone = run("old"), run("young"), run("gone")
+    named = tmp_path / "experiments" / "wide"
+    half = layout.root.with_name(".removing-0123")  # of a cleaning that was killed
+    inside = layout.result / "in a run"
+    for place in (inside, named / "data", half / "a", young.root / ".code-x"):
+        mounted(of_others, place)
+    age(young.root, 20), age(layout.root, 40), age(named, 400)  # of_others, too
+    kept = replace(KEEP, experiments=timedelta(days=90))
+    assert {one.what for one in clean_workspace(tmp_path, kept, dry_run=True)} == {"run"}
+    removed = list(clean_workspace(tmp_path, kept))
+    assert {one.place for one in removed} == {str(gone.root), str(gone.experiment)}
+    assert (of_others / "deep" / "only copy").read_text() == "1"
+    assert layout.experiment.is_dir() and named.is_dir() and young.root.is_dir()
+    said = " ".join(caplog.messages)
+    assert f"{layout.root} is kept: something is mounted at {inside}. Unmount it" in said
+
+
+def test_what_is_mounted_while_it_is_removed_is_not_emptied(mounted, tmp_path):
+    """Whatever was looked at before."""
+    of_others = tmp_path / "others"
+    of_others.mkdir()
+    (of_others / "only copy").write_text("1")
+    for place in (tmp_path / "a", tmp_path / "b" / "c" / "d"):
+        mounted(of_others, place)
+    (tmp_path / "b" / "c" / "file").write_text("")
+    (tmp_path / "b" / "e").mkdir()
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        with pytest.raises(OSError, match="something is mounted there: unmount it"):
+            remove_tree(folder)
+    assert (of_others / "only copy").exists()
+    left = [path.relative_to(tmp_path).as_posix() for path in (tmp_path / "b").rglob("*")]
+    assert sorted(left) == ["b/c", "b/c/d", "b/c/d/only copy"]
+
+
+def test_another_file_system_is_told_from_a_bind_mount_by_the_kernel(tmp_path, monkeypatch):
+    """Where nothing may be mounted to try it: by the id of the mount alone."""
+    (tmp_path / "run" / "mounted").mkdir(parents=True)
+    (tmp_path / "run" / "mounted" / "only copy").write_text("1")
+    real = removal._mount_of
+
+    def another(opened):
+        device, mount = real(opened)
+        assert mount.isdecimal()
+        path = os.readlink(f"/proc/self/fd/{opened}")
+        return device, f"{mount}1" if path.endswith("mounted") else mount
+
+    monkeypatch.setattr(removal, "_mount_of", another)
+    with pytest.raises(OSError, match="unmount it"):
+        remove_tree(tmp_path / "run")
+    assert (tmp_path / "run" / "mounted" / "only copy").exists()
+
+
+def test_folders_deeper_than_a_path_may_be_are_removed(run, tmp_path):
+    """A script that makes them would else end each cleaning of the site."""
+    deep, other = run("deep"), run("other")
+    folder = os.open(deep.result, os.O_RDONLY)
+    for _ in range(2500):
+        os.mkdir("d", dir_fd=folder)
+        inside = os.open("d", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inside
+    os.close(folder)
+    for one in (deep.result, deep.result / "d"):
+        os.utime(one, (0, time.time() - 40 * 86400))
+    try:
+        list(clean_workspace(tmp_path, KEEP))
+        assert not deep.root.exists() and not other.root.exists()
+    finally:  # pytest could not remove them either
+        subprocess.run(["rm", "-rf", *tmp_path.iterdir()], check=True)
 
 
 def test_the_longest_names_keep_nothing_from_being_removed(run, tmp_path):

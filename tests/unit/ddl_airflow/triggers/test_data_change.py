@@ -36,9 +36,16 @@ def data(tmp_path):
     return folder
 
 
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf"), 1e9])
+def test_an_interval_that_is_none_is_refused(data, seconds):
+    """By what the triggerer takes for one trigger's fault: any other error would end them all."""
+    with pytest.raises(TypeError, match="interval_s is .* seconds between two looks, from 0.001"):
+        DataChangeTrigger(data.as_uri(), interval_s=seconds)
+
+
 def fired(data, state, changes, polls=12, trigger_id=1):
     """What the trigger yields in so many looks; changes[n]() comes before look n."""
-    trigger = DataChangeTrigger(data.as_uri(), interval_s=0)
+    trigger = DataChangeTrigger(data.as_uri(), interval_s=0.001)
     trigger.asset_state_store, trigger.trigger_id = state, trigger_id
     looks = 0
     look = trigger._look
