@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import textwrap
 from pathlib import Path
 
@@ -128,7 +127,7 @@ def test_a_model_that_is_closed_to_airflow_is_removed_by_its_user_or_the_step_fa
     write_part(layout, "train", {"result": {"wrote_model": False}})
     layout.model.mkdir()
     (layout.model / "saved_model.pb").touch()
-    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    monkeypatch.setattr("ddl_airflow.steps.transform.remove_tree", lambda _: None)
     said = "wrote no SavedModel"
     if not by_its_user:
         said = rf"model, of an earlier try, .* user id {os.geteuid()}: remove it"
