@@ -1179,15 +1179,14 @@ def test_a_job_of_a_named_experiment_leaves_a_copy_for_later_steps(
 def test_a_named_experiment_is_trained_again_whatever_ranks_made_of_its_copy(
     train, layout, context_of, monkeypatch, link_to
 ):
-    def refusing(path, ignore_errors=False):
-        if not ignore_errors:
-            raise PermissionError(13, "Permission denied", str(path))
+    def refusing(path):
+        raise PermissionError(13, "Permission denied", str(path))
 
     copy = layout.root / "experiment" / "wide"
     copy.parent.mkdir()
     if link_to is None:
         copy.mkdir()
-        monkeypatch.setattr(shutil, "rmtree", refusing)
+        monkeypatch.setattr("ddl_airflow.core.layout.remove_tree", refusing)
     else:
         copy.symlink_to(link_to)
     task = train("", nodes=1)
