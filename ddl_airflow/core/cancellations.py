@@ -26,8 +26,10 @@ from ddl_airflow.core.beneath import make_folder, read_object, write_beneath
 from ddl_airflow.core.errors import FileRefused
 from ddl_airflow.core.job import JobHandle, StartedJob
 
-# So long nobody must have waited for the job of a task that Airflow does not know, or no more.
-UNKNOWN_S = 3600.0
+# So long nobody must have waited for the job of a task that Airflow does not know, or no more. Of
+# two Airflows with one workspace each knows its own tasks alone, and nothing sure tells them apart:
+# one's triggerer may be away over a weekend, while its jobs run.
+UNKNOWN_S = 7 * 86400.0
 # For so long it is tried.
 _TRIED_S = 30 * 86400.0
 # Different words, why a job cannot be cancelled.

@@ -396,7 +396,7 @@ def cancel_all_noted(
     Args:
         folder: with the notes.
         run_is_open: whether Airflow has not ended the run of a DAG id and a run id. It is asked
-            where nobody has waited for the job of a run for an hour.
+            where nobody has waited for the job of a run for a week: ``UNKNOWN_S``.
         connections: finds one by its id.
         dry_run: to cancel nothing.
     """
