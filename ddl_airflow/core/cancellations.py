@@ -26,8 +26,10 @@ from ddl_airflow.core.beneath import make_folder, read_object, write_beneath
 from ddl_airflow.core.errors import FileRefused
 from ddl_airflow.core.job import JobHandle, StartedJob
 
-# So long nobody must have waited for the job of a task that Airflow does not know, or no more.
-UNKNOWN_S = 3600.0
+# So long nobody must have waited for the job of a task that Airflow does not know, or no more. Of
+# two Airflows with one workspace each knows its own tasks alone, and nothing sure tells them apart:
+# one's triggerer may be away over a weekend, while its jobs run.
+UNKNOWN_S = 7 * 86400.0
 # For so long it is tried.
 _TRIED_S = 30 * 86400.0
 # Different words, why a job cannot be cancelled.
@@ -97,6 +99,8 @@ def keep_waiting(started: StartedJob) -> None:
     if started.cancellation is not None:
         with suppress(OSError):  # there is no note; or it is another user's, who says so
             os.utime(started.cancellation)
+            for mark in _said_of(started.cancellation):  # from which 30 days would count
+                mark.unlink(missing_ok=True)
 
 
 def cancellation_of(started: StartedJob) -> Cancellation | None:
@@ -104,19 +108,28 @@ def cancellation_of(started: StartedJob) -> Cancellation | None:
     return None if started.cancellation is None else _read(started.cancellation)
 
 
-def cancellations_in(folder: Path) -> list[Cancellation]:
-    """All that are noted; each that cannot be read is only said."""
+def cancellations_in(folder: Path, *, dry_run: bool = False) -> list[Cancellation]:
+    """All that are noted; each that cannot be read is only said.
+
+    Args:
+        folder: with the notes.
+        dry_run: to leave everything as it is there.
+    """
     try:
-        paths = sorted(folder.glob("*.json"))
+        # Not glob, which finds nothing where it may not look.
+        paths = sorted(folder / name for name in os.listdir(folder) if name.endswith(".json"))
         if paths and folder.stat().st_mode & stat.S_IWOTH:
             # As by an earlier version, where the umask was 0: ranks may have written there.
-            if _says_first(folder / "folder", "open"):
+            if _says_first(folder / "folder", "open", dry_run):
                 _log.warning("%s is open to others, so no job is cancelled: chmod o-w", folder)
             return []
-    except OSError as error:
-        _log.warning("%s cannot be listed: which jobs are to be cancelled? %s", folder, error)
+    except FileNotFoundError:  # nobody has noted anything yet
         return []
-    return [one for one in map(_read, paths) if one is not None]
+    except OSError as error:
+        if _says_first(folder / "folder", str(error), dry_run):
+            _log.warning("%s cannot be listed: which jobs are to be cancelled? %s", folder, error)
+        return []
+    return [one for path in paths if (one := _read(path, dry_run)) is not None]
 
 
 def drop_cancellation(started: StartedJob) -> None:
@@ -135,21 +148,21 @@ def drop_conditional(started: StartedJob) -> None:
         drop_cancellation(started)
 
 
-def say_undone(noted: Cancellation, why: str, log: Any) -> None:
+def say_undone(noted: Cancellation, why: str, log: Any, *, dry_run: bool = False) -> None:
     """Says that a job could not be cancelled: once, whoever else tries; and after 30 days for a
-    last time: then the note goes.
+    last time: then the note goes. In a dry run it is said, and nothing else.
     """
     path = noted.started.cancellation
     assert path is not None
     name = name_of(noted.started.handle)
-    if _is_tried_for_long(path):
+    if not dry_run and _is_tried_for_long(path):
         log.error(
             "%s could not be cancelled for 30 days, and nobody tries any more: %s. If it is still "
             "there, cancel it by hand.",
             *(name, why),
         )
         drop_cancellation(noted.started)
-    elif _says_first(path, why):
+    elif _says_first(path, why, dry_run):
         log.warning(
             "%s cannot be cancelled yet, as %s notes: %s. It is tried again for 30 days. If the "
             "job is gone for good, remove that file.",
@@ -157,7 +170,7 @@ def say_undone(noted: Cancellation, why: str, log: Any) -> None:
         )
 
 
-def _read(path: Path) -> Cancellation | None:
+def _read(path: Path, dry_run: bool = False) -> Cancellation | None:
     try:
         # Beneath the folder itself: where several users write in it, it is one user's.
         said = read_object(path, path.parent)
@@ -165,19 +178,19 @@ def _read(path: Path) -> Cancellation | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        if _says_first(path, str(error)):
+        if _says_first(path, str(error), dry_run):
             _log.warning("%s cannot be read: which job is to be cancelled? %s", path, error)
     except (FileRefused, KeyError, TypeError, ValueError, AttributeError) as error:
-        _say_unreadable(path, error)
+        _say_unreadable(path, error, dry_run)
     return None
 
 
-def _say_unreadable(path: Path, error: Exception) -> None:
-    if _is_tried_for_long(path):
+def _say_unreadable(path: Path, error: Exception, dry_run: bool) -> None:
+    if not dry_run and _is_tried_for_long(path):
         _log.error("%s could not be read for 30 days, and is removed", path)
         with suppress(OSError):
             _drop(path)
-    elif _says_first(path, "unreadable"):
+    elif _says_first(path, "unreadable", dry_run):
         _log.warning(
             "%s does not say which job is to be cancelled: %s. %s, and remove the file; after 30 "
             "days that is done.",
@@ -225,10 +238,12 @@ def _is_tried_for_long(path: Path) -> bool:
     return False
 
 
-def _says_first(path: Path, words: str) -> bool:
+def _says_first(path: Path, words: str, dry_run: bool = False) -> bool:
     """Whether nobody has said that of a note yet, be it in another process; from now on somebody
-    has.
+    has. A dry run says all, and that does not count.
     """
+    if dry_run:
+        return True
     mark = path.with_name(f"{path.stem}.{hashlib.sha256(words.encode()).hexdigest()[:8]}{_SAID}")
     try:
         if mark.exists() or len(_said_of(path)) >= _MOST_SAID:

@@ -257,7 +257,7 @@ class StartedJob:
         progress: where rank 0 reports, and how long that file was; None where nobody does.
         note: file that is there while somebody waits for it in place of who submitted it, in a
             folder of Airflow's own; None where nobody does.
-        cancellation: file that is there while it is to be cancelled: see
+        cancellation: file that notes whether, and when, it is to be cancelled: see
             ``ddl_airflow.core.cancellations``; None where nobody would look.
     """
 

@@ -126,10 +126,14 @@ def _with_values(fields: dict[str, Any], record: Record) -> None:
         fields["launcher"] = {"kind": values["launcher"]}
     environment = record.get("environment", {})
     if environment.get("launcher") == own and "image" in fields.get("launcher", {}):
-        # A tag may mean another image by now.
-        match environment.get("images"):
-            case [str(image)] if re.fullmatch(r"[^\s@]+@sha256:[0-9a-f]{64}", image):
-                fields["launcher"]["image"] = image
+        # A tag may mean another image by now. It is pulled from where the manifest says, as before:
+        # a node may name a mirror of its own.
+        found = environment.get("images") or []
+        by_digest = [re.fullmatch(r"[^\s@]+(@sha256:[0-9a-f]{64})", str(one)) for one in found]
+        digests = {one and one[1] for one in by_digest}
+        if len(digests) == 1 and (only := digests.pop()):
+            place = re.sub(r"(:[\w.-]+)?(@[^@]*)?$", "", fields["launcher"]["image"])
+            fields["launcher"]["image"] = f"{place}{only}"
     slots = environment.get("slots") if environment.get("distribution") == "mpi" else None
     if isinstance(slots, int) and slots > 0:
         # As many ranks on a node as there were, whatever this site's table of devices says.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ddl_airflow.boundary import airflow_errors
@@ -38,7 +39,8 @@ class StageDataOperator(StepOperator):
             for step in self._later():
                 if context.get("logical_date") is None:
                     _check_dates(step)
-                if isinstance(step.step, ScriptStep):
+                # What an earlier task is still to return may be a field whole.
+                if isinstance(step.step, ScriptStep) and isinstance(step.parameters, Mapping):
                     parameter_environment(step.given(context["params"]))
                 step.filled_in(context)
 

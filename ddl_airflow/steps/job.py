@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 from ddl_airflow.core.beneath import open_beneath, read_object, write_beneath
 from ddl_airflow.core.cancellations import (
+    Cancellation,
     cancellation_file,
     cancellation_of,
     cancellations_in,
@@ -396,29 +397,45 @@ def cancel_all_noted(
     Args:
         folder: with the notes.
         run_is_open: whether Airflow has not ended the run of a DAG id and a run id. It is asked
-            where nobody has waited for the job of a run for an hour.
+            where nobody has waited for the job of a run for a week: ``UNKNOWN_S``.
         connections: finds one by its id.
-        dry_run: to cancel nothing.
+        dry_run: to cancel nothing, and to note nothing of what cannot be.
     """
     # Not at the top: a DAG that is parsed starts nothing.
     from ddl_airflow.launchers.registry import launcher
 
-    for noted in cancellations_in(folder):
-        handle, task = noted.started.handle, noted.task
+    for noted in cancellations_in(folder, dry_run=dry_run):
+        handle = noted.started.handle
+        if noted.task is not None and not _is_given_up(noted, run_is_open):
+            continue
+        if cancellation_of(noted.started) != noted:  # it was read before the others were cancelled
+            continue
         try:
-            # A run that is unknown may be of another Airflow, in which somebody waits for the job.
-            if task is not None and (
-                not noted.unattended or run_is_open(task["dag_id"], task["run_id"])
-            ):
-                continue
             scheduler = launcher(handle.kind, None, connections)
             assert isinstance(scheduler, Scheduler), handle.kind
             cancelled = dry_run or cancel_noted(scheduler, noted.started)
         except Exception as error:  # whatever it is, the others are cancelled
-            say_undone(noted, str(error), _log)
+            say_undone(noted, str(error), _log, dry_run=dry_run)
         else:
             if cancelled:
                 yield name_of(handle)
+
+
+def _is_given_up(noted: Cancellation, run_is_open: Callable[[str, str], bool]) -> bool:
+    """Whether nobody waits for the job of a task, and its run has ended."""
+    assert noted.task is not None
+    # A run that is unknown may be of another Airflow, in which somebody waits for the job.
+    if not noted.unattended:
+        return False
+    try:
+        dag_id, run_id = noted.task["dag_id"], noted.task["run_id"]
+        return not run_is_open(dag_id, run_id)
+    except Exception as error:  # of whom it asks: whether the job can be cancelled is not known
+        _log.warning(
+            "%s stays noted: whether its run is open is not known: %s: %s",
+            *(name_of(noted.started.handle), type(error).__name__, error),
+        )
+    return False
 
 
 class ScheduledJob(RunningJob):

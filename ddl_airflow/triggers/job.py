@@ -18,6 +18,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from ddl_airflow.airflow_internals import state_of_task
 from ddl_airflow.core.cancellations import (
     Cancellation,
+    cancellation_of,
     cancellations_in,
     drop_cancellation,
     keep_waiting,
@@ -199,6 +200,9 @@ class JobTrigger(BaseTrigger):
         try:
             if one.task is not None and not await self._is_over(one):
                 return  # its trigger, or its next try, comes to it
+            # It was read before a scheduler was asked for those before it, which may take long.
+            if await in_workspace(cancellation_of, one.started) != one:
+                return  # nobody wants that any more
             scheduler = await _reached(handle)
             if await cancelling(handle.kind, cancel_noted, scheduler, one.started):
                 self.log.info("cancelled %s, as was noted", name_of(handle))

@@ -668,9 +668,15 @@ def test_cleaning_cancels_the_jobs_that_are_to_be(call, tmp_path, cluster, job, 
         handle = cluster.submit(cluster.render(spec))
         note_cancellation(StartedJob(handle, time.time(), cancellation=path), of_task)
         os.utime(path, (0, 0))
+    gone = replace(handle, kind="gone")  # a launcher of a package that is there no more
+    path = cancellation_file(cancellations(tmp_path), "gone")
+    note_cancellation(StartedJob(gone, time.time(), cancellation=path))
+    path.with_name("odd.json").write_text("{}")
     words = ["--dry-run"] if dry_run else []
     code, out, err = call("clean", "--workspace", tmp_path, *words)
     assert code == 0, err
+    marks = {one.name.partition(".")[0] for one in path.parent.glob("*.said")}
+    assert marks == (set() if dry_run else {"odd", path.stem})
     done = "would cancel" if dry_run else "cancelled"
     assert out == f"{done} fake-scheduler job 1 (unit/train-1)\n"
     assert "nobody waits for the job of run r1 of digits. If Airflow has ended that" in err

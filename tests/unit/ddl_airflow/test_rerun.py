@@ -96,23 +96,31 @@ def test_the_launchers_fields_are_those_of_the_run(chosen):
     assert (launcher.kind, launcher.python or None) == (chosen, expected)
 
 
-BY_DIGEST = "docker.io/t@sha256:" + "a" * 64
+A, B = "@sha256:" + "a" * 64, "@sha256:" + "b" * 64
 
 
 @pytest.mark.parametrize(
-    ("images", "chosen", "image"),
+    ("asked", "images", "chosen", "image"),
     [
-        ([BY_DIGEST], "kubernetes", BY_DIGEST),
-        ([BY_DIGEST, "docker.io/t@sha256:" + "b" * 64], "kubernetes", "t:1"),
-        (["t:1 (sha256:cc)"], "kubernetes", "t:1"),
-        (None, "kubernetes", "t:1"),
-        ([], "local", None),
+        ("t:1", ["docker.io/t" + A], "kubernetes", "t" + A),
+        # As nodes say that pull over mirrors.
+        ("t:1", ["docker.io/t" + A, "mirror:5000/hub/t" + A], "kubernetes", "t" + A),
+        ("t:1", ["docker.io/t" + A, "docker.io/t" + B], "kubernetes", "t:1"),
+        ("t:1", ["docker.io/t" + A, "t:1 (sha256:cc)"], "kubernetes", "t:1"),
+        ("t:1", ["t:1 (sha256:cc)"], "kubernetes", "t:1"),
+        ("t:1", None, "kubernetes", "t:1"),
+        ("t:1", [], "local", None),
+        ("host:5000/team/t", ["host:5000/team/t" + A], "kubernetes", "host:5000/team/t" + A),
+        ("host:5000/t:1.0-rc_2", ["host:5000/t" + A], "kubernetes", "host:5000/t" + A),
+        ("team/t:1" + B, ["team/t" + A], "kubernetes", "team/t" + A),
+        ("t" + B, ["t" + A], "kubernetes", "t" + A),
     ],
 )
-def test_ranks_run_again_in_the_image_that_their_tag_meant_then(images, chosen, image):
+def test_ranks_run_again_in_the_image_that_their_tag_meant_then(asked, images, chosen, image):
     text = (
         MANIFEST
-        + "launcher: {kind: kubernetes, image: 't:1', volumes: [{claim: w, mount_path: /w}]}\n"
+        + f"launcher: {{kind: kubernetes, image: '{asked}', "
+        + "volumes: [{claim: w, mount_path: /w}]}\n"
     )
     manifest = load_manifest_text(text, "m.yml")
     record = {

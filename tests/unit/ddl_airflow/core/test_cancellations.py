@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import stat
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -13,7 +15,9 @@ from ddl_airflow.core.cancellations import (
     cancellation_of,
     cancellations_in,
     drop_cancellation,
+    keep_waiting,
     note_cancellation,
+    say_undone,
 )
 from ddl_airflow.core.job import JobHandle, StartedJob
 from ddl_airflow.core.layout import RunLayout, cancellations
@@ -169,6 +173,55 @@ def test_what_was_said_of_a_note_goes_with_it(tmp_path, caplog):
         drop_cancellation(one)
         assert list(one.cancellation.parent.iterdir()) == []
     assert len(caplog.messages) == 2
+
+
+def test_what_was_said_of_a_job_that_somebody_waits_for_counts_no_more(tmp_path, caplog):
+    """Airflow's database was away for a minute, a month before the scheduler was."""
+    one = started_in(tmp_path)
+    note_cancellation(one, {"dag_id": "digits"})
+    noted = cancellation_of(one)
+    say_undone(noted, "away", logging.getLogger())
+    for mark in one.cancellation.parent.glob("*.said"):
+        os.utime(mark, (0, 0))
+    keep_waiting(one)
+    say_undone(noted, "away", logging.getLogger())
+    assert [" cannot be cancelled yet" in said for said in caplog.messages] == [True, True]
+    assert cancellation_of(one) == noted
+
+
+def test_a_dry_run_only_says_what_cannot_be_read(tmp_path, caplog):
+    one = started_in(tmp_path)
+    note_cancellation(one)
+    noted = cancellation_of(one)
+    for age_s in (0.0, 40 * 86400.0):
+        one.cancellation.write_text("{}")
+        if age_s:  # some have been said by others
+            assert cancellations_in(one.cancellation.parent) == []
+            ago = time.time() - age_s
+            for mark in one.cancellation.parent.glob("*.said"):
+                os.utime(mark, (ago, ago))
+        before = {path: path.stat().st_mtime for path in one.cancellation.parent.iterdir()}
+        caplog.clear()
+        assert cancellations_in(one.cancellation.parent, dry_run=True) == []
+        say_undone(noted, "away", logging.getLogger(), dry_run=True)
+        assert {path: path.stat().st_mtime for path in one.cancellation.parent.iterdir()} == before
+        assert len(caplog.messages) == 2
+
+
+def test_a_folder_that_may_not_be_read_is_said(users, caplog):
+    """It was as one without notes: no job was cancelled, and nobody knew."""
+    workspace, (first, second), group = users
+    workspace.mkdir()
+    one = started_in(workspace)
+    assert cancellations_in(one.cancellation.parent) == []
+    assert caplog.messages == []
+    one.cancellation.parent.mkdir(0o700)
+    os.chown(one.cancellation.parent, first, first)
+    with acting(second, group):
+        for _ in range(2):
+            assert cancellations_in(one.cancellation.parent) == []
+    (said,) = caplog.messages
+    assert "cannot be listed: which jobs are to be cancelled?" in said and "Permission" in said
 
 
 def test_a_job_without_a_note_is_none(tmp_path):

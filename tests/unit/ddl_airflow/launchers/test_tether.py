@@ -27,7 +27,7 @@ def gone(pid: int, limit_s: float = 10.0) -> bool:
 def test_tethered_program_replaces_the_tether_and_keeps_its_exit_code():
     script = "import os, sys; print(os.getpid(), sys.argv[1:]); sys.exit(5)"
     argv = [sys.executable, "-c", script, "a b", "--x"]
-    tethered = [sys.executable, "-SE", tether.__file__, str(os.getpid()), "0", *argv]
+    tethered = [sys.executable, "-SE", tether.__file__, str(os.getpid()), *argv]
     process = subprocess.Popen(tethered, stdout=subprocess.PIPE)
     said, _ = process.communicate(timeout=within(20))
     assert said.decode().strip() == f"{process.pid} ['a b', '--x']"
@@ -38,7 +38,7 @@ def test_tethered_program_ends_when_its_starter_is_killed():
     starter = (
         "import os, subprocess, sys, time\n"
         "sleep = [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)']\n"
-        f"argv = [sys.executable, '-SE', {tether.__file__!r}, str(os.getpid()), '0', *sleep]\n"
+        f"argv = [sys.executable, '-SE', {tether.__file__!r}, str(os.getpid()), *sleep]\n"
         "p = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)\n"
         "p.stdout.readline()\n"
         "print(p.pid, flush=True)\n"
@@ -55,7 +55,7 @@ def test_nothing_starts_when_the_starter_is_gone_already(tmp_path):
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
     mark = tmp_path / "started"
-    argv = [sys.executable, "-SE", tether.__file__, str(ended.pid), "0", "/bin/touch", str(mark)]
+    argv = [sys.executable, "-SE", tether.__file__, str(ended.pid), "/bin/touch", str(mark)]
     done = subprocess.run(argv, stderr=subprocess.PIPE, check=False)
     assert done.returncode != 0
     assert f"process {ended.pid}" in done.stderr.decode()

@@ -354,7 +354,10 @@ def test_what_an_earlier_task_returned_is_taken(workspace, context_of):
     assert (train.nodes, asked["task_ids"]) == (3, "count")
 
 
-def test_what_earlier_tasks_returned_is_taken_also_within_a_field(workspace, context_of, tmp_path):
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_earlier_tasks_returned_is_taken_also_within_a_field(
+    workspace, context_of, tmp_path, whole
+):
     """The rate that a search has found, and the place that a query has written to."""
     with DAG("some-dag", schedule=None):
         search, query = Task(task_id="search"), Task(task_id="query")
@@ -364,17 +367,21 @@ def test_what_earlier_tasks_returned_is_taken_also_within_a_field(workspace, con
                 dataset=StoreReference(query.output), code=tmp_path, commands=["python train.py"]
             ),
         )
+        within = {"rate": search.output["rate"], "epochs": 2}
         train = TrainOperator(
             task_id="train",
             step=TrainStep(
                 command="python train.py",
-                parameters={"rate": search.output["rate"], "epochs": 2},
+                parameters=search.output["all"] if whole else within,
                 metrics=[{"name": "loss", "regex": search.output["regex"]}],
             ),
         )
-    assert stage.upstream_task_ids == {"query"} and train.upstream_task_ids == {"search"}
+        stage >> train
+    assert stage.upstream_task_ids == {"query"}
+    assert train.upstream_task_ids == {"search", "stage"}
     assert "parameters" not in train.step.fixed() and "slots" in train.step.fixed()
     returned = {"rate": 0.1, "regex": "loss=(.*)", "return_value": "file:///data/"}
+    returned["all"] = {"rate": 0.1, "epochs": 2}
     context = context_of("some-dag")
     context["ti"].xcom_pull = lambda key, **_: returned[key]
     for task in (stage, train):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import re
 import socket
 import textwrap
@@ -15,7 +16,7 @@ from dataclasses import replace
 import pytest
 
 from ddl_airflow.core.beneath import open_beneath
-from ddl_airflow.core.cancellations import note_cancellation
+from ddl_airflow.core.cancellations import drop_conditional, note_cancellation
 from ddl_airflow.core.errors import (
     JobFailed,
     JobLost,
@@ -23,7 +24,7 @@ from ddl_airflow.core.errors import (
     LaunchError,
     SubmitFailed,
 )
-from ddl_airflow.core.job import JobState, JobStatus, RankFailure
+from ddl_airflow.core.job import JobState, JobStatus, RankFailure, StartedJob
 from ddl_airflow.launchers.base import cancel_noted
 from ddl_airflow.launchers.fake import FakeLauncher
 from ddl_airflow.launchers.processes import marked
@@ -859,3 +860,36 @@ def test_a_note_that_names_no_job_says_what_to_do(tmp_path, content):
     with pytest.raises(LaunchError, match="End what runs of it, and delete the file") as raised:
         kept_job(note)
     assert str(note) in str(raised.value) and not raised.value.retryable
+
+
+@pytest.fixture
+def unattended(job, cluster, tmp_path):
+    """The job of a task for which nobody has waited for long, as it is noted."""
+    path = tmp_path / "cancellations" / "1.json"
+    started = StartedJob(cluster.submit(cluster.render(job().spec)), 1.0, cancellation=path)
+    note_cancellation(started, {"dag_id": "digits", "run_id": "r"})
+    os.utime(path, (0, 0))
+    return started
+
+
+def test_airflow_that_does_not_say_whether_a_run_is_open_counts_for_no_failure(
+    unattended, cluster, job, said
+):
+    """Its being away once, and the scheduler's a month later, ended all attempts."""
+
+    def away(*_):
+        raise RuntimeError("API is away")
+
+    folder = unattended.cancellation.parent
+    other = cluster.submit(cluster.render(replace(job().spec, job_id="unit/other")))
+    note_cancellation(StartedJob(other, 1.0, cancellation=folder / "2.json"))
+    assert list(cancel_all_noted(folder, away)) == ["fake-scheduler job 2 (unit/other)"]
+    assert list(folder.iterdir()) == [unattended.cancellation]
+    (line,) = said()
+    assert "job 1 (unit/train-1) stays noted" in line and "API is away" in line
+
+
+def test_a_job_that_is_told_to_run_on_meanwhile_is_not_cancelled(unattended, cluster):
+    is_open = lambda *_: bool(drop_conditional(unattended))  # noqa: E731
+    assert list(cancel_all_noted(unattended.cancellation.parent, is_open)) == []
+    assert cluster.state(1) == "pending"

@@ -21,7 +21,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException, AirflowSecretsBacke
 from structlog.contextvars import bound_contextvars
 
 from ddl_airflow.airflow_internals import state_of_task
-from ddl_airflow.core.cancellations import note_cancellation
+from ddl_airflow.core.cancellations import UNKNOWN_S, drop_conditional, note_cancellation
 from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobState, JobStatus, StartedJob
@@ -465,10 +465,11 @@ TASK = {"dag_id": "dag", "task_id": "train", "run_id": "run", "map_index": -1}
     [
         ("failed", 0, True),
         ("success", 0, True),
-        ("deferred", 7200, False),
-        ("running", 7200, False),
-        (None, 7200, True),  # its run was deleted
-        (None, 60, False),  # perhaps of another Airflow, whose trigger waits for it
+        ("deferred", 2 * UNKNOWN_S, False),
+        ("running", 2 * UNKNOWN_S, False),
+        (None, 2 * UNKNOWN_S, True),  # its run was deleted
+        # Perhaps of another Airflow, of which no triggerer has run over the weekend.
+        (None, 3 * 86400, False),
     ],
 )
 @pytest.mark.parametrize("watched", [True, False])
@@ -497,15 +498,35 @@ def test_the_job_of_a_task_that_has_ended_unseen_is_cancelled(
 def test_what_a_trigger_here_waits_for_is_not_asked_for_and_stays_noted(
     triggered, cluster, monkeypatch
 ):
-    async def asked(task):
-        raise AssertionError(task)
-
-    monkeypatch.setattr("ddl_airflow.triggers.job.state_of_task", asked)
+    asked = []
+    monkeypatch.setattr("ddl_airflow.triggers.job.state_of_task", asked.append)
     note_cancellation(triggered.started, TASK)
     path = triggered.started.cancellation
     os.utime(path, (0, 0))
     events(triggered(), *[lambda: None] * 5, lambda: cluster.set(1, "succeeded"))
     assert time.time() - path.stat().st_mtime < within(60)
+    assert asked == []
+
+
+def test_a_job_that_is_told_to_run_on_while_another_is_cancelled_does(
+    triggered, another, cluster, job, deferred_as, monkeypatch
+):
+    """A scheduler took long for the first, and what was noted of the second was read before."""
+    deferred_as("failed")  # as a task is whose triggerer did not see its job
+    handle = cluster.submit(cluster.render(replace(job().spec, job_id="unit/third")))
+    path = triggered.started.cancellation.with_name("3.json")
+    third = StartedJob(handle, time.time(), cancellation=path)
+    note_cancellation(triggered.started)
+    note_cancellation(third, TASK)
+    cancel = FakeScheduler.cancel
+
+    def takes_long(self, handle, grace_s):
+        drop_conditional(third)
+        cancel(self, handle, grace_s)
+
+    monkeypatch.setattr(FakeScheduler, "cancel", takes_long)
+    events(another(), *[lambda: None] * 5, lambda: cluster.set(2, "succeeded"))
+    assert (cluster.state(1), cluster.state(3)) == ("lost", "pending")
 
 
 @pytest.mark.parametrize("again", [False, True])
