@@ -30,7 +30,7 @@ from ddl_airflow.core.layout import (
 )
 from ddl_airflow.core.metrics import COMMAND, SAMPLE, Measurement, newest
 from ddl_airflow.core.progress import Progress
-from ddl_airflow.lineage.record import BY_HAND, LINEAGE, SO_FAR, has_part, measured, read_part
+from ddl_airflow.lineage.record import BY_HAND, LINEAGE, SO_FAR, evaluated, has_part, measured
 from ddl_airflow.plugin.unchanged import Budget, Unchanged
 
 _LONGEST_MESSAGE = 10_000
@@ -214,9 +214,8 @@ def read_measurements(
         files: what was read before.
     """
     try:
-        if has_part(layout, "evaluate"):
-            told = read_part(layout, "evaluate")["result"]["measurements"]
-            known = [Measurement.load(one) for one in told]
+        if (said := evaluated(layout)) is not None:
+            known = [Measurement.load(one) for one in said["result"]["measurements"]]
         elif has_part(layout, "train"):
             known = measured(layout, _trained(layout, record, files or Unchanged()))
         else:
