@@ -721,10 +721,11 @@ def _kind_of_gate(task: Any) -> str:
 
 def _may_be_passed_by(task: Any, upload: Any) -> bool:
     """Whether a branch may choose a way to the upload on which the task is not."""
+    before: list[Any] = task.get_flat_relatives(upstream=True)
+    branches: list[Any] = [one for one in before if isinstance(one, BranchMixIn)]
     return any(
         task not in (way, *way.get_flat_relatives())
-        for one in task.get_flat_relatives(upstream=True)
-        if isinstance(one, BranchMixIn)
+        for one in branches
         for way in one.downstream_list
         if upload in way.get_flat_relatives()
     )
