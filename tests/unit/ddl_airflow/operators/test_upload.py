@@ -818,9 +818,10 @@ def test_an_evaluation_of_an_earlier_model_is_not_published_with_this_one(traine
 
 
 GATE = """
-    import json, os
-    told = open(os.environ["DATA_DIR"] + "/../../../../accuracy").read()
-    json.dump({"accuracy": float(told)}, open(os.environ["EVALUATION"], "w"))
+    import json, os, sys
+    told = float(open(os.environ["DATA_DIR"] + "/../../../../accuracy").read())
+    measured = dict.fromkeys(["accuracy", *sys.argv[1:]], told)
+    json.dump(measured, open(os.environ["EVALUATION"], "w"))
 """
 
 
@@ -908,7 +909,10 @@ def test_each_evaluation_has_to_pass_the_model(gated, tmp_path, workspace, conte
         stage = StageDataOperator(task_id="stage_data", step=steps.stage_data)
         train = TrainOperator(task_id="train", step=steps.train)
         both = [
-            EvaluateOperator(task_id=name, step=steps.evaluate) for name in ("quick", "thorough")
+            EvaluateOperator(
+                task_id=name, step=replace(steps.evaluate, command=f"python gate.py {name}")
+            )
+            for name in ("quick", "thorough")
         ]
         upload = UploadResultsOperator(task_id="upload_results", step=steps.upload_results)
         # Of a model that no evaluation comes before, beside it, nothing is asked.
@@ -928,6 +932,9 @@ def test_each_evaluation_has_to_pass_the_model(gated, tmp_path, workspace, conte
     beside.execute(context)
     of_marked.execute(context)
     upload.execute(context)
+    # What each has measured is there to hold the next model against.
+    pointer = read_pointer(FolderStore(tmp_path / "dags" / "results"), "own", PRODUCTION)
+    assert pointer["metrics"] == dict.fromkeys(["accuracy", "quick", "thorough"], 0.97)
     # Who refuses it later takes that back, and the other has still passed it.
     (workspace / "accuracy").write_text("0.5")
     with pytest.raises(AirflowFailException, match="QualityTooLow"):
