@@ -77,9 +77,9 @@ def of_training(step: TrainStep) -> dict[str, str]:
     return said if step.gpu else {**said, "DDL_NO_GPU": "1"}
 
 
-def of_evaluation(layout: RunLayout) -> dict[str, str]:
-    """What only the evaluation's command finds."""
-    return {"MODEL": str(layout.model), "EVALUATION": str(layout.evaluation)}
+def of_evaluation(layout: RunLayout, said: Path) -> dict[str, str]:
+    """What only the evaluation's command finds; ``said`` is where it leaves its metrics."""
+    return {"MODEL": str(layout.model), "EVALUATION": str(said)}
 
 
 def of_job(job: JobSpec) -> dict[str, str]:

@@ -155,8 +155,11 @@ def _entered(
     """A folder in another, or by its path. Raises OSError where it is of another mount."""
     names = [name] if above is None else above.names
     inside = "" if above is None else name
+    within = None if above is None else above.opened
     try:
-        opened = os.open(name, _FOLDER, dir_fd=None if above is None else above.opened)
+        if above is not None:  # from one that may be read and not entered nothing leads back
+            os.stat(f"{name}/.", dir_fd=within)
+        opened = os.open(name, _FOLDER, dir_fd=within)
     except OSError as error:
         place = name if above is None else above.path(name)
         raise OSError(error.errno, error.strerror, place) from None

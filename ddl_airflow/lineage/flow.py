@@ -28,7 +28,14 @@ from ddl_airflow.core.plan import (
     UploadResultsStep,
 )
 from ddl_airflow.lineage.production import PRODUCTION, Pointer
-from ddl_airflow.lineage.record import LINEAGE, MOST_BYTES, fixed_run, model_digest, read_part
+from ddl_airflow.lineage.record import (
+    LINEAGE,
+    MOST_BYTES,
+    evaluated,
+    fixed_run,
+    model_digest,
+    read_part,
+)
 
 SAVED_MODEL = "saved_model"
 _MOST_FIELDS, _LONGEST_NAME = 200, 200
@@ -187,7 +194,8 @@ def _evaluate(
     step: EvaluateStep, dag_id: str, layout: RunLayout, done: Mapping[str, Any] | None
 ) -> _Both:
     inputs = [_model(layout)]
-    if done is not None and read_part(layout, "evaluate")["result"]["evaluation"]["production"]:
+    known = evaluated(layout) if done is not None else None
+    if known is not None and known["result"]["evaluation"]["production"]:
         inputs.append(dataset_at(f"{step.results.uri}/{dag_id}/{PRODUCTION}.json", format="json"))
     return tuple(inputs), ()
 

@@ -269,10 +269,8 @@ def read_index(
                 if "removed" in one or _is_archived(known.get(name, {}))
             }
         # Where nothing was published who asks may have slipped: it is data, or a publication.
-        if locked and rebuild:
-            with suppress(StagingError):
-                store.put_bytes(_INDEX, _packed(_with(known, new.values())))
-        elif not locked and (known or new or found is not None):
+        # One that cannot be read stays: it alone knows what was removed.
+        if not locked and (known or new or found is not None):
             with suppress(StagingError):  # it may be another's to write there
                 _write(store, _with(known, new.values()), before and before[1], new)
     else:
@@ -388,7 +386,8 @@ def _named(pointer: ReadPointer, dag_ids: Iterable[str], unread: _Unread) -> dic
         try:
             return pointer(*one)
         except (AccessDenied, ObjectArchived) as error:
-            unread(f"{one[0]}/{one[1]}.json", str(error))
+            key = f"{one[0]}/{one[1]}.json"
+            unread(key, _why(key, error))
             return None
 
     with ThreadPoolExecutor(_READERS) as pool:
@@ -559,7 +558,7 @@ def _begun(
         except SourceMissing:  # ended meanwhile
             continue
         except (AccessDenied, ObjectArchived) as error:
-            unread(f"{_NEW}/{key}", str(error))
+            unread(f"{_NEW}/{key}", _why(f"{_NEW}/{key}", error))
             continue
         except DAMAGED:  # others may write there, too
             training_id, at = "", 0.0
@@ -625,7 +624,7 @@ def _read_new(store: ObjectStore, listed: Iterable[str], unread: _Unread) -> dic
                     return key, one
         except (AccessDenied, ObjectArchived) as error:
             if not key.endswith(_BEGUN):  # which ``_begun`` reads
-                unread(f"{_NEW}/{key}", str(error))
+                unread(f"{_NEW}/{key}", _why(f"{_NEW}/{key}", error))
         return None
 
     with ThreadPoolExecutor(_READERS) as pool:
@@ -643,7 +642,7 @@ def _read_index(
     try:
         found = store.read_version(_INDEX)
     except (AccessDenied, ObjectArchived) as error:
-        unread(_INDEX, str(error))
+        unread(_INDEX, _why(_INDEX, error))
         return None
     if found is None:
         return None
@@ -655,6 +654,11 @@ def _read_index(
         return known, found[1]
     except (OSError, EOFError, ValueError, LookupError, TypeError, RecursionError, zlib.error):
         return None
+
+
+def _why(key: str, error: StagingError) -> str:
+    """What a store says of an object, without the place that is said in front of it."""
+    return re.sub(rf".*?/{re.escape(key)}(: | (?=at ))", "", str(error), count=1)  # at an endpoint
 
 
 def _is_sound(one: Any) -> bool:

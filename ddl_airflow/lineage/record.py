@@ -26,7 +26,7 @@ from ddl_airflow import __version__
 from ddl_airflow.core.beneath import read_object, write_beneath
 from ddl_airflow.core.errors import ObjectArchived, StagingError
 from ddl_airflow.core.layout import OWN_EXPERIMENT, RunLayout
-from ddl_airflow.core.metrics import SAMPLE, Measurement, finite
+from ddl_airflow.core.metrics import COMMAND, SAMPLE, Measurement, finite
 from ddl_airflow.core.selection import ALL, Selection
 from ddl_airflow.storage.experiments import (
     Before,
@@ -56,8 +56,10 @@ IS_WHOLE = "went_on_from_is_whole"
 _RUN = "run.json"
 _TRAINING = "training.json"
 _PARTS = ("stage_data", "train", "transform", "evaluate")
-_PASSED = "passed-"  # begins parts that say that a step let the model pass, and no more
+_PASSED = "passed-"  # begins parts that say that a step let the model pass, and what it knows
 APPROVE = "approve"  # its part says that a person approved, and is not of the record
+# Ends the kind of steps on ways that a branch chooses between: one of them has to let it pass.
+OF_A_BRANCH = "_of_a_branch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,14 +155,15 @@ def drop_parts(layout: RunLayout, first: str) -> None:
         passed.unlink(missing_ok=True)
 
 
-def let_pass(layout: RunLayout, gate: str) -> None:
+def let_pass(layout: RunLayout, gate: str, facts: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Notes that a step lets the model pass, as it is now, to what publishes it.
 
     Args:
         layout: the run's.
         gate: the step's name. Several may be of one kind, and each has to.
+        facts: what an evaluation knows, for ``evaluated``.
     """
-    write_part(layout, _passed(gate), {"gate": gate})
+    write_part(layout, _passed(gate), {"gate": gate, **facts})
 
 
 def take_back(layout: RunLayout, gate: str) -> None:
@@ -175,6 +178,44 @@ def lets_pass(layout: RunLayout, gate: str) -> bool:
     except StagingError:
         return False
     return True
+
+
+def evaluated(layout: RunLayout) -> dict[str, Any] | None:
+    """What the evaluations that let the model pass know of it together; None if there is none.
+
+    It is that of the last one, with what the commands of the others have measured in front of what
+    its own has, so that of one metric the last one's value counts.
+
+    Raises:
+        StagingError: as ``read_part``.
+    """
+    last = read_part(layout, "evaluate") if has_part(layout, "evaluate") else None
+    passed = []
+    for path in (layout.kept / "lineage").glob(f"{_PASSED}*.json"):
+        with suppress(StagingError):  # of what the run was made of before
+            part = read_part(layout, path.stem)
+            if "result" in part:  # else it is an approval's, or of an earlier version of ours
+                passed.append((part.pop("gate"), part))
+    passed.sort(key=lambda one: one[0])
+    if last is None and passed:  # another one has begun again, or has refused the model
+        last = passed[-1][1]
+    if last is None or "measurements" not in last["result"]:
+        return last
+    own = last["result"]["measurements"]
+    others = [
+        one
+        for _, part in passed
+        for one in part["result"]["measurements"]
+        if one["source"] == COMMAND and one not in own
+    ]
+    if others:
+        known = [
+            *(one for one in own if one["source"] != COMMAND),
+            *others,
+            *(one for one in own if one["source"] == COMMAND),
+        ]
+        last["result"].update(_numbers([Measurement.load(one) for one in known]))
+    return last
 
 
 def _passed(gate: str) -> str:
@@ -443,9 +484,10 @@ def assemble(
         "manifest": {name: manifest[name] for name in manifest if name != "earlier_digests"},
         "run": _of(run, layout.experiment.name),
     }
-    # Not all trainings have an evaluation.
-    steps = [step for step in _PARTS if step != "evaluate" or has_part(layout, step)]
-    _put_together(record, {step: read_part(layout, step) for step in steps})
+    parts = {step: read_part(layout, step) for step in _PARTS if step != "evaluate"}
+    if (known := evaluated(layout)) is not None:  # not all trainings have an evaluation
+        parts["evaluate"] = known
+    _put_together(record, parts)
     record["run"]["tries"]["upload_results"] = tries
     versions = record["environment"]["versions"]
     versions["ddl-airflow"] = __version__
@@ -547,7 +589,9 @@ def keep_so_far(layout: RunLayout, run: Run, outcome: Mapping[str, Any]) -> None
     parts = {}
     for step in _PARTS[: _PARTS.index(again) if again in _PARTS else None]:
         with suppress(StagingError):  # it has not run yet, or with other data, code or settings
-            parts[step] = read_part(layout, step)
+            part = evaluated(layout) if step == "evaluate" else read_part(layout, step)
+            if part is not None:
+                parts[step] = part
     _put_together(record, parts)
     # Of 100,000 objects it would be larger than what the page reads; ``lineage.json`` has it.
     record.get("dataset", {}).pop("listing", None)

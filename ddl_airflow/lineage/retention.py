@@ -91,6 +91,18 @@ def clean_results(
             continue
         target = store.at(publication)
         if publication in named:
+            if RETIRED in objects:
+                to_restore.append(publication)
+                continue
+            with unread.of(publication):  # a listing may be behind
+                if target.read_version(SUCCESS) is None and not target.exists(RETIRED):
+                    _log.warning(
+                        "%s has no %s, though a pointer names it: somebody has removed that, or it "
+                        "was copied without. Nobody can load it: publish it again (clear "
+                        "upload_results), or promote another one",
+                        *(target.uri, SUCCESS),
+                    )
+                    continue
             to_restore.append(publication)
             continue
         if not _is_older(target, objects, LEFT_S, now) or unread.may_name(publication):

@@ -57,7 +57,15 @@ from ddl_airflow.core.plan import (
 from ddl_airflow.hooks.store import connection_of, secret_of, store_of
 from ddl_airflow.launchers.run_as import account
 from ddl_airflow.lineage.flow import flow_of
-from ddl_airflow.lineage.record import APPROVE, MOST_BYTES, SO_FAR, Run, fixed_run, keep_so_far
+from ddl_airflow.lineage.record import (
+    APPROVE,
+    MOST_BYTES,
+    OF_A_BRANCH,
+    SO_FAR,
+    Run,
+    fixed_run,
+    keep_so_far,
+)
 from ddl_airflow.site import training_of, workspace
 from ddl_airflow.steps.base import (
     Site,
@@ -416,7 +424,9 @@ class StepOperator(PrototypedOperator):
             of_it = gates[upload.task_id] = {"evaluate": [], APPROVE: []}
             for task in upload.get_flat_relatives(upstream=True):
                 if task.task_id in later and (kind := _kind_of_gate(task)):
-                    of_it[kind].append(task.task_id)
+                    if _may_be_passed_by(task, upload):
+                        kind += OF_A_BRANCH
+                    of_it.setdefault(kind, []).append(task.task_id)
             for names in of_it.values():
                 names.sort()
         return gates
@@ -707,6 +717,18 @@ def _kind_of_gate(task: Any) -> str:
     if isinstance(asked, ApproveStep):
         return APPROVE
     return "evaluate" if isinstance(asked, EvaluateStep) else ""
+
+
+def _may_be_passed_by(task: Any, upload: Any) -> bool:
+    """Whether a branch may choose a way to the upload on which the task is not."""
+    before: list[Any] = task.get_flat_relatives(upstream=True)
+    branches: list[Any] = [one for one in before if isinstance(one, BranchMixIn)]
+    return any(
+        task not in (way, *way.get_flat_relatives())
+        for one in branches
+        for way in one.downstream_list
+        if upload in way.get_flat_relatives()
+    )
 
 
 def _follows_branch(task: Any) -> bool:

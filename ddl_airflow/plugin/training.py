@@ -6,6 +6,7 @@ Most of it was written by ranks, which may write anything: what is not of its ty
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import re
@@ -30,7 +31,7 @@ from ddl_airflow.core.layout import (
 )
 from ddl_airflow.core.metrics import COMMAND, SAMPLE, Measurement, newest
 from ddl_airflow.core.progress import Progress
-from ddl_airflow.lineage.record import BY_HAND, LINEAGE, SO_FAR, has_part, measured, read_part
+from ddl_airflow.lineage.record import BY_HAND, LINEAGE, SO_FAR, evaluated, has_part, measured
 from ddl_airflow.plugin.unchanged import Budget, Unchanged
 
 _LONGEST_MESSAGE = 10_000
@@ -60,9 +61,10 @@ _STATE = re.compile(r"[a-z_]{1,30}")
 # and the clock of a file server may be another than ours.
 _SILENT_S = 6 * HEARTBEAT_S
 SILENT = "no_sign_of_life"
-# Of facts: characters of a text, entries of a list or an object, and how deep they may lie in each
-# other.
+# Of facts: characters of a text and of a name, entries of a list or an object, and how deep they
+# may lie in each other.
 _LONGEST_FACT = 2000
+_LONGEST_NAME = 200
 _MOST_OF_FACT = 1000
 _DEEPEST_FACT = 4
 # What of a record the page shows: no listings, and nothing that is long.
@@ -136,26 +138,47 @@ def facts(record: Mapping[str, Any]) -> dict[str, Any]:
 def fact(said: object, depth: int = 0) -> Any:
     """A value as far as it can be shown; None if it is nothing of the kind.
 
+    Where something is cut there is a digest of the whole: two that differ are not shown as the
+    same.
+
     Args:
         said: whatever JSON has.
         depth: how deep lists and objects in it may lie in each other; 0: a text or number alone.
     """
     if isinstance(said, str):
         text = word(said, _LONGEST_FACT)
-        if len(said) > _LONGEST_FACT:  # two that differ in what is cut are not shown as the same
-            digest = hashlib.sha256(said.encode("utf-8", "replace")).hexdigest()
-            text += f"… ({len(said):,} characters, sha256:{digest[:12]})"
+        if len(said) > _LONGEST_FACT:
+            text += f"… ({len(said):,} characters, {_digest(said)})"
         return text
     if isinstance(said, int | float):
         return said
     if isinstance(said, list) and depth:
-        shown = [fact(one, depth - 1) for one in said[:_MOST_OF_FACT]]
+        shown = [_within(one, depth - 1) for one in said[:_MOST_OF_FACT]]
         more = len(said) - _MOST_OF_FACT
-        return [*shown, f"… and {more:,} more"] if more > 0 else shown
+        return [*shown, f"… and {more:,} more ({_digest(said)})"] if more > 0 else shown
     if isinstance(said, Mapping) and depth:
         some = islice(said.items(), _MOST_OF_FACT)
-        return {word(name): fact(one, depth - 1) for name, one in some}
+        known = {word(name): _within(one, depth - 1) for name, one in some}
+        if more := len(said) - len(
+            known
+        ):  # too many, or names that are the same where they are cut
+            known["…"] = f"and {more:,} more ({_digest(said)})"
+        elif any(len(name) > _LONGEST_NAME for name in said):
+            known["…"] = _digest(said)
+        return known
     return None
+
+
+def _within(said: object, depth: int) -> Any:
+    """A value in a list or an object."""
+    if isinstance(said, list | Mapping) and not depth:
+        return f"… ({_digest(said)})"
+    return fact(said, depth)
+
+
+def _digest(said: Any) -> str:
+    told = said if isinstance(said, str) else json.dumps(said, sort_keys=True)
+    return f"sha256:{hashlib.sha256(told.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 
 def read_state(layout: RunLayout, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,9 +237,8 @@ def read_measurements(
         files: what was read before.
     """
     try:
-        if has_part(layout, "evaluate"):
-            told = read_part(layout, "evaluate")["result"]["measurements"]
-            known = [Measurement.load(one) for one in told]
+        if (said := evaluated(layout)) is not None:
+            known = [Measurement.load(one) for one in said["result"]["measurements"]]
         elif has_part(layout, "train"):
             known = measured(layout, _trained(layout, record, files or Unchanged()))
         else:
@@ -656,7 +678,7 @@ def mapping(said: object) -> Mapping[str, Any]:
     return said if isinstance(said, Mapping) else {}
 
 
-def word(said: object, longest: int = 200) -> str:
+def word(said: object, longest: int = _LONGEST_NAME) -> str:
     """Text that can be sent; empty if it is none."""
     text = said[:longest] if isinstance(said, str) else ""
     return text.encode("utf-8", "replace").decode("utf-8")

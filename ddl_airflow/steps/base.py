@@ -97,8 +97,9 @@ class StepContext:
         later: what the steps after this one are asked to do, by their names.
         name: the step's, as others name it.
         gates: for each later step that publishes, by its name: the names of the steps that have to
-            let the model pass before, by their kind, ``evaluate`` or ``approve``; None where there
-            is at most one of each.
+            let the model pass before, by their kind, ``evaluate`` or ``approve``; and those of
+            which one has to, as a branch chooses between them, by their kind with
+            ``OF_A_BRANCH``. None where there is at most one of each.
         published: called with places and facts about what was published.
         task: of Airflow, as ``Cancellation`` has it; None where no task runs it.
         job: what runs for the step now; see ``set_job``.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ddl_airflow.core import environment
@@ -42,6 +44,7 @@ from ddl_airflow.lineage.record import (
 )
 from ddl_airflow.steps.base import ScriptTry
 
+_NAME = "evaluate"  # of the manifest's step, which is the only one
 # Metrics in one message.
 _MOST_NAMED = 20
 
@@ -66,7 +69,7 @@ class Evaluate(ScriptTry[EvaluateStep]):
     def run(self) -> dict[str, Any]:
         """Returns the metrics, production's, and a table of both for people."""
         layout = self.layout
-        gate = self.context.name or "evaluate"
+        gate = self.context.name or _NAME
         take_back(layout, gate)
         drop_part(layout, "evaluate")  # who refuses the model now takes back what was said before
         measurements = measured(layout)
@@ -94,19 +97,16 @@ class Evaluate(ScriptTry[EvaluateStep]):
             "maximum": self.step.maximum,
             "production": now and now["training_id"],
         }
-        write_part(
-            layout,
-            "evaluate",
-            {
-                "result": {
-                    "metrics": metrics,
-                    "measurements": [one.dump() for one in measurements],
-                    "evaluation": evaluation,
-                },
-                "tries": {"evaluate": self.context.tries},
+        facts = {
+            "result": {
+                "metrics": metrics,
+                "measurements": [one.dump() for one in measurements],
+                "evaluation": evaluation,
             },
-        )
-        let_pass(layout, gate)
+            "tries": {"evaluate": self.context.tries},
+        }
+        write_part(layout, "evaluate", facts)
+        let_pass(layout, gate, facts)
         production = now["metrics"] if now else None
         bound = wanted(self.step.minimum, self.step.maximum, not_worse=self.step.not_worse)
         shown_to_people = _table(measurements, now, decides, bound)
@@ -117,15 +117,18 @@ class Evaluate(ScriptTry[EvaluateStep]):
 
     def _measured(self) -> list[Measurement]:
         self._check_command()
-        layout = self.layout
-        layout.evaluation.unlink(missing_ok=True)  # of an earlier try
+        layout, name = self.layout, _NAME
+        if (gate := self.context.name or name) != name:  # another may run at the same time
+            name += f"-{hashlib.sha256(gate.encode()).hexdigest()[:16]}"
+        path = layout.evaluation.with_name(f"evaluation{name.removeprefix(_NAME)}.json")
+        path.unlink(missing_ok=True)  # of an earlier try
         self.run_once(
-            f"evaluate-{self.context.try_number}",
+            f"{name}-{self.context.try_number}",
             self.step.command,
-            layout.logs / "evaluate",
-            self.environment() | environment.of_evaluation(layout),
+            layout.logs / name,
+            self.environment() | environment.of_evaluation(layout, path),
         )
-        measured = _read(layout, self.step.command)
+        measured = _read(path, layout.workspace, self.step.command)
         return [Measurement(name, value, COMMAND) for name, value in measured.items()]
 
     def _remember(self, low: QualityTooLow) -> None:
@@ -224,9 +227,9 @@ def wanted(minimum: float | None, maximum: float | None, *, not_worse: bool) -> 
     return " and ".join(said)
 
 
-def _read(layout: RunLayout, command: str) -> dict[str, float]:
+def _read(path: Path, workspace: Path, command: str) -> dict[str, float]:
     try:
-        said = read_object(layout.evaluation, layout.workspace)
+        said = read_object(path, workspace)
         # All of them go into pointers, events and the form.
         if len(said) > MAX_FIELDS:
             raise ValueError(f"it has {len(said):,}, and at most {MAX_FIELDS} are kept")

@@ -37,6 +37,7 @@ from ddl_airflow.lineage.production import (
 from ddl_airflow.lineage.record import (
     APPROVE,
     LINEAGE,
+    OF_A_BRANCH,
     assemble,
     fixed_run,
     has_part,
@@ -197,7 +198,11 @@ class UploadResults(StepTry[UploadResultsStep]):
             # Of an upload that the DAG has got since: all that there are.
             its = [gates[self.context.name]] if self.context.name in gates else gates.values()
             names = {one for of_it in its for one in of_it[kind]}
-            return " and ".join(one for one in sorted(names) if not lets_pass(self.layout, one))
+            missed = [one for one in sorted(names) if not lets_pass(self.layout, one)]
+            some = sorted({one for of_it in its for one in of_it.get(kind + OF_A_BRANCH, ())})
+            if some and not any(lets_pass(self.layout, one) for one in some):
+                missed.append(" or ".join(some))
+            return " and ".join(missed)
         # By hand there is at most one. So it is of a run that began before there were more.
         if kind not in begun["steps"]:
             return ""

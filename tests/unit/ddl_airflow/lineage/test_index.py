@@ -699,6 +699,9 @@ def test_what_is_archived_of_the_index_is_named_and_stays(store, archives, monke
     publish(store, 6)
     add(store, record(6), place(6))
     assert index_of.read_bytes() == body and entry in new(store)  # nothing was merged into another
+    # It alone knows what was removed.
+    assert set(known(store, rebuild=True, unread=lambda *_: None)) == {*map(place, range(1, 7))}
+    assert index_of.read_bytes() == body
     archives(store)
     assert set(known(store, unread=pytest.fail)) == {*map(place, range(1, 7))}
 

@@ -330,6 +330,14 @@ def test_what_a_pointer_names_that_is_not_listed_gets_its_marker_back(
     assert missing_from(store.at(names[0])) == []
 
 
+def test_what_a_pointer_names_and_has_no_marker_is_warned_of_and_stays(published, store, caplog):
+    name = published(1)
+    store.delete([f"{name}/_SUCCESS"])
+    assert clean(store, days=9) == []
+    assert f"{store.at(name).uri} has no _SUCCESS, though a pointer names it" in caplog.text
+    assert store.read_bytes(f"{name}/model/graph")
+
+
 def test_what_is_being_moved_or_restored_is_left(published, store, tmp_path):
     """Copies that keep the times of their files: `cp -a`, `rsync -a`."""
     name, _ = published(1), published(2)

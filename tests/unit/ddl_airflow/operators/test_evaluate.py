@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -9,11 +10,12 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.metrics import Measurement
+from ddl_airflow.core.metrics import Measurement, deciding
 from ddl_airflow.core.plan import EvaluateStep, StoreReference
 from ddl_airflow.lineage.production import PRODUCTION, point
-from ddl_airflow.lineage.record import read_part, write_part
+from ddl_airflow.lineage.record import evaluated, read_part, write_part
 from ddl_airflow.operators.evaluate import EvaluateOperator
+from ddl_airflow.plugin.training import read_measurements
 from ddl_airflow.site import training_of
 from ddl_airflow.storage.filesystem import FolderStore
 
@@ -51,19 +53,70 @@ def store(tmp_path):
 
 @pytest.fixture
 def evaluate(layout, store, context_of):
-    """evaluate(script, **settings) -> what the step returns."""
+    """evaluate(script, name, **settings) -> what the step of that name returns."""
 
-    def run(script="", **settings):
+    def run(script="", name="evaluate", **settings):
         if script:
-            (layout.code / "evaluate.py").write_text(script)
-            settings["command"] = "python evaluate.py"
+            (layout.code / f"{name}.py").write_text(script)
+            settings["command"] = f"python {name}.py"
         with DAG("digits", schedule=None):
             task = EvaluateOperator(
-                task_id="evaluate", step=EvaluateStep(results=StoreReference(store.uri), **settings)
+                task_id=name, step=EvaluateStep(results=StoreReference(store.uri), **settings)
             )
         return task.execute(context_of("digits"))
 
     return run
+
+
+AT_ONCE = """
+import json, os, pathlib, time
+json.dump({{"{name}_accuracy": {value}}}, open(os.environ["EVALUATION"], "w"))
+pathlib.Path("{name}").touch()
+until = time.monotonic() + 60
+while not pathlib.Path("{other}").exists() and time.monotonic() < until:
+    time.sleep(0.01)
+"""
+
+
+def test_two_at_once_do_not_read_each_others_numbers(evaluate, layout):
+    """As in `train >> [quick, thorough] >> upload`."""
+    bounds = {"minimum": 0.9}
+    with ThreadPoolExecutor() as pool:
+        quick, thorough = (
+            pool.submit(
+                evaluate,
+                AT_ONCE.format(name=name, other=other, value=value),
+                name,
+                metric=f"{name}_accuracy",
+                **bounds,
+            )
+            for name, other, value in (("quick", "thorough", 0.5), ("thorough", "quick", 0.97))
+        )
+        with pytest.raises(AirflowFailException, match="QualityTooLow: quick_accuracy is 0.5"):
+            quick.result()
+        assert thorough.result()["metrics"]["thorough_accuracy"] == 0.97
+    logs = sorted(path.parent.name for path in layout.logs.glob("evaluate*/*"))
+    assert len(set(logs)) == 2  # these are published
+
+
+def test_the_record_has_what_each_has_measured(evaluate, layout):
+    """Of several only the last one's was there: production had none to compare the next with."""
+    write = "import json, os; json.dump(%s, open(os.environ['EVALUATION'], 'w'))"
+    evaluate(write % {"f1": 0.8, "accuracy": 0.7}, "quick", metric="f1", minimum=0.5)
+    said = evaluate(write % {"recall": 0.6, "accuracy": 0.75}, "a", metric="recall", minimum=0.5)
+    assert "f1" not in said["metrics"]
+    known = evaluated(layout)["result"]
+    metrics = {"f1": 0.8, "recall": 0.6, "accuracy": 0.75, "loss": 0.25}
+    assert known["metrics"] == metrics and known["evaluation"]["metric"] == "recall"
+    told = [Measurement.load(one) for one in known["measurements"]]
+    assert deciding(told, "f1", "command").value == 0.8
+    assert deciding(told, "accuracy", "sample").value == 0.9
+    shown = {one["metric"]: one["value"] for one in read_measurements(layout, {})}
+    assert shown == metrics
+    # One that is done again takes back its own alone.
+    with pytest.raises(AirflowFailException, match="QualityTooLow"):
+        evaluate(write % {"recall": 0.4}, "a", metric="recall", minimum=0.5)
+    assert evaluated(layout)["result"]["metrics"] == {"f1": 0.8, "accuracy": 0.7, "loss": 0.25}
 
 
 @pytest.mark.parametrize("script", ["", "print('measured nothing')"])

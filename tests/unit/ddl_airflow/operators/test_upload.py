@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from airflow.providers.standard.operators.python import BranchPythonOperator
 from airflow.sdk import DAG, TaskGroup
 from airflow.sdk.api.datamodels._generated import AssetProfile
 from airflow.sdk.exceptions import (
@@ -817,9 +818,10 @@ def test_an_evaluation_of_an_earlier_model_is_not_published_with_this_one(traine
 
 
 GATE = """
-    import json, os
-    told = open(os.environ["DATA_DIR"] + "/../../../../accuracy").read()
-    json.dump({"accuracy": float(told)}, open(os.environ["EVALUATION"], "w"))
+    import json, os, sys
+    told = float(open(os.environ["DATA_DIR"] + "/../../../../accuracy").read())
+    measured = dict.fromkeys(["accuracy", *sys.argv[1:]], told)
+    json.dump(measured, open(os.environ["EVALUATION"], "w"))
 """
 
 
@@ -907,7 +909,10 @@ def test_each_evaluation_has_to_pass_the_model(gated, tmp_path, workspace, conte
         stage = StageDataOperator(task_id="stage_data", step=steps.stage_data)
         train = TrainOperator(task_id="train", step=steps.train)
         both = [
-            EvaluateOperator(task_id=name, step=steps.evaluate) for name in ("quick", "thorough")
+            EvaluateOperator(
+                task_id=name, step=replace(steps.evaluate, command=f"python gate.py {name}")
+            )
+            for name in ("quick", "thorough")
         ]
         upload = UploadResultsOperator(task_id="upload_results", step=steps.upload_results)
         # Of a model that no evaluation comes before, beside it, nothing is asked.
@@ -927,11 +932,53 @@ def test_each_evaluation_has_to_pass_the_model(gated, tmp_path, workspace, conte
     beside.execute(context)
     of_marked.execute(context)
     upload.execute(context)
+    # What each has measured is there to hold the next model against.
+    pointer = read_pointer(FolderStore(tmp_path / "dags" / "results"), "own", PRODUCTION)
+    assert pointer["metrics"] == dict.fromkeys(["accuracy", "quick", "thorough"], 0.97)
     # Who refuses it later takes that back, and the other has still passed it.
     (workspace / "accuracy").write_text("0.5")
     with pytest.raises(AirflowFailException, match="QualityTooLow"):
         of_marked.execute(context)
     with pytest.raises(AirflowFailException, match=f"Invalid: {marked} has not passed"):
+        upload.execute(context)
+
+
+def test_of_evaluations_on_ways_that_a_branch_chooses_between_one_has_to_pass_the_model(
+    gated, tmp_path, workspace, context_of
+):
+    """What was not chosen is skipped, as it should be: nothing could be published any more."""
+    path = tmp_path / "dags" / "manifest.yml"
+    steps, context = plan(load_manifest(path), path), context_of("own")
+    with DAG("own", schedule=None):
+        stage = StageDataOperator(task_id="stage_data", step=steps.stage_data)
+        train = TrainOperator(task_id="train", step=steps.train)
+        first, quick, thorough, last = (
+            EvaluateOperator(task_id=name, step=steps.evaluate)
+            for name in ("first", "quick", "thorough", "last")
+        )
+        chosen = BranchPythonOperator(task_id="chosen", python_callable=lambda: "quick")
+        upload = UploadResultsOperator(
+            **{"task_id": "upload_results", "step": steps.upload_results},
+            trigger_rule="none_failed_min_one_success",
+        )
+        stage >> train >> first >> chosen >> [quick, thorough] >> last >> upload
+    for task in (stage, train):
+        task.execute(context)
+    _model(RunLayout(workspace, "own", training_of("own", context["dag_run"].run_id)))
+    (workspace / "accuracy").write_text("0.97")
+    for passed, missed in (
+        (first, "last and quick or thorough"),
+        (thorough, "last"),
+    ):
+        passed.execute(context)
+        with pytest.raises(AirflowFailException, match=f"Invalid: {missed} has not passed"):
+            upload.execute(context)
+    last.execute(context)
+    upload.execute(context)
+    (workspace / "accuracy").write_text("0.5")
+    with pytest.raises(AirflowFailException, match="QualityTooLow"):
+        first.execute(context)
+    with pytest.raises(AirflowFailException, match="Invalid: first has not passed"):
         upload.execute(context)
 
 

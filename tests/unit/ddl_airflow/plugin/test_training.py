@@ -739,7 +739,15 @@ def test_what_is_long_is_cut_and_what_differs_in_that_still_differs():
 
     one, other = (told({"text": "x" * 5000 + end})["text"] for end in "ab")
     assert one != other and "5,001 characters" in one and len(one) < 2100
-    assert told({"layers": [8] * 1500})["layers"][-1] == "… and 500 more"
+    assert told({"layers": [8] * 1500})["layers"][-1].startswith("… and 500 more (sha256:")
+    many, deep = dict.fromkeys(map(str, range(1500)), 1), [[[[{"a": 1}]]]]
+    for one, other in (
+        ([8] * 1500, [8] * 1499 + [9]),
+        (many, many | {"1499": 2}),
+        (deep, [[[[{"a": 2}]]]]),
+        ({"x" * 300 + "a": 1}, {"x" * 300 + "b": 1}),
+    ):
+        assert told({"it": one}) == told({"it": one}) != told({"it": other})
     whole = {"text": "x" * 2000, "layers": [8, [9]]}
     assert told(whole) == whole
 

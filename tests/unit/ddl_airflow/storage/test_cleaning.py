@@ -172,6 +172,19 @@ def test_another_file_system_is_told_from_a_bind_mount_by_the_kernel(tmp_path, m
     assert (tmp_path / "run" / "mounted" / "only copy").exists()
 
 
+def test_a_folder_that_may_be_read_and_not_entered_keeps_no_other_from_being_removed(trainer):
+    top = trainer.place / "own" / "run"
+    for name in "abcdefgh":
+        (top / name).mkdir(parents=True)
+        (top / name / "file").write_text("")
+    for path in (top.parent, top, *top.rglob("*")):
+        os.chown(path, trainer.uid, trainer.gid)
+    (top / "d").chmod(0o444)
+    with trainer.acting(), pytest.raises(PermissionError, match="/d'"):
+        remove_tree(top)
+    assert [path.name for path in top.iterdir()] == ["d"]
+
+
 def test_folders_deeper_than_a_path_may_be_are_removed(run, tmp_path):
     """A script that makes them would else end each cleaning of the site."""
     deep, other = run("deep"), run("other")
