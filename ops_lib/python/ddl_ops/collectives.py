@@ -144,13 +144,22 @@ def _one_dtype(what: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return tensors
 
 
+_INTEGERS = (tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.uint32, tf.int64, tf.uint64)
+_REDUCED = (*_INTEGERS, tf.float16, tf.bfloat16, tf.float32, tf.float64)
+
+
 def require_real(dtype: tf.DType, what: str) -> None:
-    """Raises TypeError, which names `what` is to be reduced, if it is complex."""
+    """Raises TypeError, which names `what` is to be reduced, if it is complex or no number."""
     if dtype.is_complex:
         raise TypeError(
             f"ddl cannot reduce {what}: it is {dtype.name}. Reduce its parts, tf.math.real() and "
             "tf.math.imag(), or train them as variables of their own, and put them together: "
             "tf.complex(real, imag)."
+        )
+    if dtype.base_dtype not in _REDUCED:
+        raise TypeError(
+            f"ddl cannot reduce {what}: it is {dtype.name}. Cast it (tf.cast) to integers, or to "
+            "float16, bfloat16, float32 or float64."
         )
 
 

@@ -17,7 +17,7 @@ import keras  # noqa: TID253
 import tensorflow as tf  # noqa: TID253
 
 from ddl_ops import averaging
-from ddl_ops.arrays import have_joined, times_joined
+from ddl_ops.arrays import have_joined, say, times_joined
 from ddl_ops.collectives import without_scope
 from ddl_ops.environment import PLACEMENT, child_of_rank
 from ddl_ops.equal_weights import require_equal, start_equal
@@ -407,6 +407,7 @@ def _hook_fit() -> None:
             return fit(self, *args, **kwargs)
         given = signature.bind_partial(self, *args, **kwargs)
         given.arguments["callbacks"] = _join_first(given.arguments.get("callbacks"))
+        _warn_of_shared_files(_listed(given.arguments["callbacks"]))
         if not _trains_apart(self):
             callbacks = _listed(given.arguments["callbacks"])
             begins_alike = any(hasattr(one, BROADCASTS) for one in callbacks)
@@ -453,6 +454,38 @@ def _listed(callbacks: Any) -> list[Any]:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks.callbacks
     return [one for one in keras.tree.flatten(callbacks) if one is not None]  # as Keras does
+
+
+# A number 1 in a path: that of the second rank, perhaps, so that each rank has a file of its own.
+_ONE = re.compile(r"(?<!\d)0*1(?!\d)")
+
+
+def _warn_of_shared_files(callbacks: Sequence[Any]) -> None:
+    """Of Keras's own callbacks that save, if they do so on the second rank as well."""
+    if PLACEMENT.rank != 1:
+        return
+    kinds = {
+        keras.callbacks.ModelCheckpoint: "filepath",
+        keras.callbacks.BackupAndRestore: "backup_dir",
+    }
+    for one in callbacks:
+        if type(one) in kinds:
+            place = str(getattr(one, kinds[type(one)]))
+            if not _ONE.search(place):
+                _warn_of_shared_file(type(one).__name__, place)
+
+
+@functools.cache  # once for each file
+def _warn_of_shared_file(callback: str, place: str) -> None:
+    cure = (
+        "ddl.keras.CheckpointCallback in its place, or give it to rank 0 alone"
+        if callback == "ModelCheckpoint"
+        else "ddl.keras.PreemptionCallback in its place, or give each rank a folder of its own"
+    )
+    say(
+        f"WARNING: {callback} saves {place} on this rank, too. Ranks that write one file at the "
+        f"same time damage it. If others save there, take {cure}."
+    )
 
 
 def _join_first(callbacks: Any) -> Any:

@@ -32,7 +32,7 @@ from checks import (
 
 
 @check
-def complex_tensors_are_refused_in_words() -> None:
+def tensors_that_cannot_be_reduced_are_refused_in_words() -> None:
     variable = tf.Variable([1 + 2j], name="phase")
     value = tf.constant([1 + 2j], tf.complex128)
     for reduce, what in (
@@ -50,6 +50,13 @@ def complex_tensors_are_refused_in_words() -> None:
                 assert said in str(error), error
             else:
                 raise AssertionError(what)
+    for value in (True, "text", tf.cast(1.0, tf.dtypes.experimental.float8_e4m3fn)):
+        try:
+            ddl.allreduce(value, name="flag")
+        except TypeError as error:
+            assert "ddl cannot reduce flag: it is" in str(error) and "Cast it" in str(error), error
+        else:
+            raise AssertionError(value)
 
 
 @check

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import io
 import json
 import os
 import shutil
@@ -1576,3 +1578,23 @@ def keras_states_that_an_earlier_release_saved_are_gone_on_from() -> None:
     restored = [*after.weights, *after.optimizer.variables]
     for one, other in zip(restored, saved, strict=True):
         assert np.array_equal(np.asarray(one), np.asarray(other)), one.path
+
+
+@check(least=2)
+def keras_files_that_all_ranks_save_are_warned_of() -> None:
+    folder = Path(os.environ["DDL_PROGRESS"]).parent
+    kinds = keras.callbacks
+    for saves, words in (
+        (kinds.ModelCheckpoint(folder / "best.keras"), "take ddl.keras.CheckpointCallback in its"),
+        (kinds.ModelCheckpoint(folder / f"rank-{RANK}.keras"), ""),
+        (kinds.BackupAndRestore(folder / "backup"), "take ddl.keras.PreemptionCallback in its"),
+        (ddl.keras.CheckpointCallback(folder / "whole.keras"), ""),
+    ):
+        model = keras_model(1)
+        model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            for _ in range(2):
+                model.fit(*map(my_part, whole_batch()), epochs=0, verbose=0, callbacks=[saves])
+        warned = RANK == 1 and bool(words)
+        assert said.getvalue().count("WARNING: ") == warned, said.getvalue()
+        assert not warned or words in said.getvalue(), said.getvalue()
