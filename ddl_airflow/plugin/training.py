@@ -159,9 +159,8 @@ def fact(said: object, depth: int = 0) -> Any:
     if isinstance(said, Mapping) and depth:
         some = islice(said.items(), _MOST_OF_FACT)
         known = {word(name): _within(one, depth - 1) for name, one in some}
-        if more := len(said) - len(
-            known
-        ):  # too many, or names that are the same where they are cut
+        # There are too many, or names that are the same where they are cut.
+        if more := len(said) - len(known):
             known["…"] = f"and {more:,} more ({_digest(said)})"
         elif any(len(name) > _LONGEST_NAME for name in said):
             known["…"] = _digest(said)
