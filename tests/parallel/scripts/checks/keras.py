@@ -1582,13 +1582,15 @@ def keras_states_that_an_earlier_release_saved_are_gone_on_from() -> None:
 
 @check(least=2)
 def keras_files_that_all_ranks_save_are_warned_of() -> None:
-    folder = Path(os.environ["DDL_PROGRESS"]).parent
     kinds = keras.callbacks
+    own = Path(os.environ["DDL_PROGRESS"]).parent
+    # Of these nothing is saved. Below this job's folder, of any name, a 1 would be the rank's.
+    folder = Path("saved")
     for saves, words in (
         (kinds.ModelCheckpoint(folder / "best.keras"), "take ddl.keras.CheckpointCallback in its"),
         (kinds.ModelCheckpoint(folder / f"rank-{RANK}.keras"), ""),
         (kinds.BackupAndRestore(folder / "backup"), "take ddl.keras.PreemptionCallback in its"),
-        (ddl.keras.CheckpointCallback(folder / "whole.keras"), ""),
+        (ddl.keras.CheckpointCallback(own / "whole.keras"), ""),
     ):
         model = keras_model(1)
         model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
