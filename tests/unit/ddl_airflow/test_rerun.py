@@ -63,19 +63,25 @@ def test_what_is_set_again_is_among_what_ranks_record():
     assert {*SET_AGAIN} <= {*rank_record._SETTINGS}
 
 
+def of_the_run(text, uri="file:///data", environment=None, **parameters):
+    """The manifest that would make a model of such a run again."""
+    manifest = load_manifest_text(text, "m.yml")
+    record = {
+        "training_id": "digits-1",
+        "manifest": {"digest": manifest.digest, "said": manifest.said},
+        "run": {"parameters": {"nodes": 2, **parameters}},
+        "dataset": {"uri": uri},
+        "environment": environment or {},
+    }
+    return load_manifest_text(manifest_text(record), "again.yml")
+
+
 @pytest.mark.parametrize(
     ("command", "checkpoint"), [("python train.py", 7), ("python train.py ; python a.py", "latest")]
 )
 def test_a_checkpoint_is_set_for_the_built_in_transform_alone(command, checkpoint):
     """A run by hand has it among its parameters whichever transform there is."""
-    manifest = load_manifest_text(MANIFEST.replace("python train.py", command), "m.yml")
-    record = {
-        "training_id": "digits-1",
-        "manifest": {"digest": manifest.digest, "said": manifest.said},
-        "run": {"parameters": {"checkpoint": "7"}},
-        "dataset": {"uri": "file:///data"},
-    }
-    again = load_manifest_text(manifest_text(record), "again.yml")
+    again = of_the_run(MANIFEST.replace("python train.py", command), checkpoint="7")
     assert again.transform.checkpoint == checkpoint
     assert not [one for one in again.warnings if one.field.startswith("transform")]
 
@@ -83,14 +89,7 @@ def test_a_checkpoint_is_set_for_the_built_in_transform_alone(command, checkpoin
 @pytest.mark.parametrize("chosen", ["local", "slurm"])
 def test_the_launchers_fields_are_those_of_the_run(chosen):
     text = MANIFEST + "launcher: {python: /opt/train/bin/python}\n"
-    manifest = load_manifest_text(text, "m.yml")
-    record = {
-        "training_id": "digits-1",
-        "manifest": {"digest": manifest.digest, "said": manifest.said},
-        "run": {"parameters": {"nodes": 2, "launcher": chosen}},
-        "dataset": {"uri": "file:///data"},
-    }
-    launcher = load_manifest_text(manifest_text(record), "again.yml").launcher
+    launcher = of_the_run(text, launcher=chosen).launcher
     # What the manifest asks for is of its own launcher.
     expected = "/opt/train/bin/python" if chosen == "local" else None
     assert (launcher.kind, launcher.python or None) == (chosen, expected)
@@ -122,28 +121,9 @@ def test_ranks_run_again_in_the_image_that_their_tag_meant_then(asked, images, c
         + f"launcher: {{kind: kubernetes, image: '{asked}', "
         + "volumes: [{claim: w, mount_path: /w}]}\n"
     )
-    manifest = load_manifest_text(text, "m.yml")
-    record = {
-        "training_id": "digits-1",
-        "manifest": {"digest": manifest.digest, "said": manifest.said},
-        "run": {"parameters": {"nodes": 2, "launcher": chosen}},
-        "dataset": {"uri": "file:///data"},
-        "environment": {"launcher": chosen, **({"images": images} if images else {})},
-    }
-    launcher = load_manifest_text(manifest_text(record), "again.yml").launcher
+    environment = {"launcher": chosen, **({"images": images} if images else {})}
+    launcher = of_the_run(text, environment=environment, launcher=chosen).launcher
     assert (launcher.kind, getattr(launcher, "image", None)) == (chosen, image)
-
-
-def of_the_run(text, uri="file:///data", **parameters):
-    """The manifest that would make a model of such a run again."""
-    manifest = load_manifest_text(text, "m.yml")
-    record = {
-        "training_id": "digits-1",
-        "manifest": {"digest": manifest.digest, "said": manifest.said},
-        "run": {"parameters": {"nodes": 2, **parameters}},
-        "dataset": {"uri": uri},
-    }
-    return load_manifest_text(manifest_text(record), "again.yml")
 
 
 def test_data_that_a_run_by_hand_took_from_a_folder_are_looked_for_there():

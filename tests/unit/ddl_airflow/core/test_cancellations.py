@@ -48,6 +48,13 @@ def acting(user, *groups):
         os.umask(umask)
 
 
+def make_owned(folder, user, group, mode):
+    """A folder of that user and group, whatever the umask."""
+    folder.mkdir()
+    os.chown(folder, user, group)
+    folder.chmod(mode)
+
+
 @pytest.fixture
 def users(trainer):
     """A workspace, two users of Airflow's tasks, and the group in which both are."""
@@ -58,9 +65,7 @@ def users(trainer):
 def test_tasks_of_several_users_of_a_group_note_and_cancel(users, trainer, own, caplog):
     """The folder was the first one's alone, and a note of the other was only warned of."""
     workspace, (first, second), group = users
-    workspace.mkdir()
-    os.chown(workspace, 0, group)
-    workspace.chmod(0o2771)
+    make_owned(workspace, 0, group, 0o2771)
     one, other = started_in(workspace, 1), started_in(workspace, 2)
     with acting(*own):
         note_cancellation(one)
@@ -84,14 +89,10 @@ def test_tasks_of_several_users_of_a_group_note_and_cancel(users, trainer, own, 
 def test_nobody_notes_in_a_workspace_that_is_closed_to_him(users, trainer, left):
     """Whatever the umask of an earlier version has made of the folder."""
     workspace, (first, _), group = users
-    workspace.mkdir()
-    os.chown(workspace, first, group)
-    workspace.chmod(0o711)  # so that ranks come to their own
+    make_owned(workspace, first, group, 0o711)  # so that ranks come to their own
     one = started_in(workspace)
     if left is not None:
-        one.cancellation.parent.mkdir()
-        os.chown(one.cancellation.parent, first, group)
-        one.cancellation.parent.chmod(left)
+        make_owned(one.cancellation.parent, first, group, left)
     with acting(first, group):
         note_cancellation(one)
         assert cancellation_of(one).started == one
@@ -101,9 +102,7 @@ def test_nobody_notes_in_a_workspace_that_is_closed_to_him(users, trainer, left)
 
 def test_a_group_that_its_user_is_not_in_keeps_nobody_from_noting(users, caplog):
     workspace, (first, _), group = users
-    workspace.mkdir()
-    os.chown(workspace, first, group)
-    workspace.chmod(0o770)
+    make_owned(workspace, first, group, 0o770)
     one = started_in(workspace)
     with acting(first, first):
         note_cancellation(one)
@@ -125,13 +124,9 @@ def test_what_ranks_may_have_noted_cancels_nothing(tmp_path, caplog):
 
 def test_a_folder_of_another_user_is_said_to_be_one(users, caplog):
     workspace, (first, second), group = users
-    workspace.mkdir()
-    os.chown(workspace, first, group)
-    workspace.chmod(0o2770)
+    make_owned(workspace, first, group, 0o2770)
     one = started_in(workspace)
-    one.cancellation.parent.mkdir()
-    os.chown(one.cancellation.parent, first, first)
-    one.cancellation.parent.chmod(0o755)
+    make_owned(one.cancellation.parent, first, first, 0o755)
     with acting(second, group):
         note_cancellation(one)
     (said,) = caplog.messages
