@@ -31,6 +31,7 @@ from ddl_airflow.lineage.record import (
     write_part,
 )
 from ddl_airflow.steps.base import StepSkipped, StepTry, TransferLog
+from ddl_airflow.steps.connections import check_connections, open_named
 from ddl_airflow.steps.job import kept_job
 from ddl_airflow.steps.streaming import check_can_stream, with_digests, with_proved
 from ddl_airflow.steps.upload import UploadResults, check_place_of_results
@@ -69,7 +70,9 @@ class StageData(StepTry[StageDataStep]):
 
         self._rehearse_code()
         streams = self._streams()
-        store, cache = self.site.open_store(self.step.dataset), Cache(self.layout.cache)
+        self._check_connections()
+        store = open_named(self.site, self.step.dataset, "dataset")
+        cache = Cache(self.layout.cache)
         found = list_dataset(store, self.step.selection, self.log.warning).objects
         missing = [obj for obj in found if not self._is_there(store, cache, obj)]
         return (
@@ -96,13 +99,14 @@ class StageData(StepTry[StageDataStep]):
         code = self._take_code(layout.code)
         self._warn_of_ranks_apart()
         streams = self._streams()
-        store = self.site.open_store(self.step.dataset)
+        store = open_named(self.site, self.step.dataset, "dataset")
         if self.step.results is not None:  # now, and not after days of training
-            results = self.site.open_store(self.step.results)
+            results = open_named(self.site, self.step.results, "results")
             check_place_of_results(results, layout.training_id)
             self._check_results_are_no_data(results, store)
         listing = list_dataset(store, self.step.selection, self.log.warning)
         self._skip_if_trained(listing.fingerprint, code)
+        self._check_connections()
         summary: dict[str, Any] = {
             "uri": store.uri,
             "fingerprint": listing.fingerprint,
@@ -160,6 +164,11 @@ class StageData(StepTry[StageDataStep]):
             },
         )
         return summary | {"code": code.digest}
+
+    def _check_connections(self) -> None:
+        later, parameters = self.context.later, self.context.run.parameters
+        training_id = self.layout.training_id
+        check_connections(later, self.site, parameters, training_id, self.step.results)
 
     def _check_results_are_no_data(self, results: ObjectStore, data: ObjectStore) -> None:
         """As a manifest's text says it of places; here by what opens them.

@@ -40,6 +40,7 @@ class Launcher(Section):
         can_run_parameter_servers: whether it starts jobs with ``JobSpec.cluster``.
         can_stream: whether a process of the step is there as long as its jobs, so that it can fetch
             data meanwhile, and their hosts may see them come.
+        connection_types: of Airflow's connections that its ``connection`` may name; empty: any.
         has_image: whether ranks run in an image, so that ``python`` is none of Airflow's hosts.
         not_here: for fields of other kinds that people may expect of this one, what to do.
     """
@@ -50,6 +51,7 @@ class Launcher(Section):
     in_manifests: ClassVar[bool] = True
     can_run_parameter_servers: ClassVar[bool] = False
     can_stream: ClassVar[bool] = False
+    connection_types: ClassVar[tuple[str, ...]] = ()
     has_image: ClassVar[bool] = False
     not_here: ClassVar[Mapping[str, str]] = {}
 

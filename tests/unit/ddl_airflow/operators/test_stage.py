@@ -576,6 +576,66 @@ def test_a_bucket_of_results_that_is_not_there_is_found_before_anything_is_train
     assert len(proxy.asked) == asked + 1
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"secrets": {"token": "hub"}}, "parameters.token: .*connection 'hub'"),
+        (
+            {"launcher": "ssh", "scheduler": {"connection": "gpus"}},
+            "launcher.connection: Airflow has no connection 'gpus'",
+        ),
+        (
+            {"launcher": "kubernetes", "scheduler": {"image": "i", "connection": "of_mail"}},
+            "launcher.connection: connection 'of_mail' is of type 'smtp', wanted kubernetes",
+        ),
+        (
+            {"results": StoreReference("s3://results/a", Connection(conn_id="saved"))},
+            "training_results_reference.connection: .*no connection 'saved'",
+        ),
+        ({"dataset": StoreReference("s3://results/a", Connection(conn_id="of_data"))}, "streamed"),
+    ],
+)
+def test_a_connection_that_a_later_step_lacks_is_said_before_any_data_moves(
+    stage, layout, context_of, monkeypatch, asked, said
+):
+    """It was said by train, an hour of staging later."""
+    monkeypatch.setenv("AIRFLOW_CONN_OF_MAIL", '{"conn_type": "smtp"}')
+    if said == "streamed":
+        said = "training_data_reference.connection: .*no connection 'of_data'"
+    task = stage()
+    with task.dag:
+        task >> TrainOperator(task_id="train", step=TrainStep(command="python train.py", **asked))
+    with pytest.raises(AirflowException, match=f"ConnectionInvalid: {said}"):
+        task.execute(context_of("staging"))
+    assert not layout.staged.exists()
+    with pytest.raises(AirflowException, match=f"ConnectionInvalid: {said}"):
+        task.execute(context_of("staging", dry_run=True))
+
+
+def test_a_run_by_another_launcher_needs_no_connection_of_the_manifests(stage, layout, context_of):
+    task = stage()
+    scheduler = {"connection": "gpus"}
+    step = TrainStep(command="python train.py", launcher="ssh", scheduler=scheduler)
+    with task.dag:
+        task >> TrainOperator(task_id="train", step=step)
+    task.execute(context_of("staging", launcher="local"))
+    assert layout.staged.exists()
+
+
+def test_a_place_of_results_that_only_the_upload_names_is_looked_at_before_any_data_moves(
+    stage, layout, context_of, bucket
+):
+    """The operators of a Python DAG have one each."""
+    task, (connection, _) = stage(), bucket
+    with task.dag:
+        results = StoreReference("s3://reslts/digits", connection)
+        task >> UploadResultsOperator(task_id="upload", step=UploadResultsStep(results=results))
+    said = "SourceMissing: training_results_reference: s3://reslts/digits.*no such bucket"
+    with pytest.raises(AirflowFailException, match=said):
+        task.execute(context_of("staging"))
+    assert not layout.staged.exists()
+
+
 def test_what_an_etag_was_found_to_be_is_in_the_lineage(stage, layout, context_of, bucket):
     task, (connection, proxy) = stage(), bucket
     client = s3_client(proxy.endpoint_url, "key", "secret", "us-east-1")

@@ -83,6 +83,7 @@ class Kubernetes(Launcher):
     runs_on = "pods of a Kubernetes cluster"
     implementation = "ddl_airflow.launchers.kubernetes:KubernetesLauncher"
     can_run_parameter_servers = True
+    connection_types = ("kubernetes",)
     has_image = True
     not_here = {
         "min_nodes": "Delete it: a scheduler gives all nodes or none. A try that finds one not to "

@@ -22,6 +22,7 @@ class Ssh(Launcher):
     implementation = "ddl_airflow.launchers.ssh:SshLauncher"
     can_run_parameter_servers = True
     can_stream = True
+    connection_types = ("ssh", "sftp")
 
     hosts: tuple[Text, ...] | None = Field(
         default=None,
