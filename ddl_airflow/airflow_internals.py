@@ -514,6 +514,26 @@ def executors() -> set[str]:
     return there
 
 
+def slots_of_pools() -> dict[str, int] | None:
+    """The slots of Airflow's pools, by name; -1 for one without end. None: nobody can be asked.
+
+    For who reaches the database: nothing tells a task of pools. Seen in 3.3.2:
+    ``airflow/models/pool.py``. Without it nobody says that a training waits for a pool which is not
+    there, but the scheduler's log.
+    """
+    from airflow.models import Pool
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        with create_session(scoped=False) as session:
+            found = session.execute(select(Pool.pool, Pool.slots))
+            return {name: slots for name, slots in found if name}
+    except (SQLAlchemyError, RuntimeError):  # away; or this host is one of tasks alone
+        return None
+
+
 def notifiers_of_providers() -> list[str]:
     """The notifiers of the installed providers, by the paths of their classes, sorted.
 

@@ -13,7 +13,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from importlib.util import find_spec
@@ -24,7 +24,8 @@ from airflow import __version__ as airflow_version
 from airflow.configuration import AIRFLOW_CONFIG, AIRFLOW_HOME, conf
 from airflow.exceptions import AirflowConfigException
 
-from ddl_airflow.airflow_internals import executors
+from ddl_airflow.airflow_internals import executors, slots_of_pools
+from ddl_airflow.core.compute import Compute
 from ddl_airflow.core.errors import DdlError, ManifestError, SettingInvalid
 from ddl_airflow.core.manifest.rights import RightsTable
 from ddl_airflow.core.manifest.rule import suggestion
@@ -425,6 +426,37 @@ def _of_compute() -> Iterator[Finding]:
         if executor not in there:
             said = f"{name} has executor {executor} in [ddl] compute; this Airflow has not"
             yield Finding(State.WRONG, "compute", said, suggestion(executor, sorted(there)))
+    yield from _of_pools(table.values())
+
+
+def _of_pools(kinds: Iterable[Compute]) -> Iterator[Finding]:
+    """A task whose pool is not there, or is too small, stays scheduled: nothing fails."""
+    asked: dict[tuple[str, str], int] = {}
+    for one in kinds:
+        # A training takes one for each rank of its nodes, every other step one.
+        for pool, slots in ((one.train.pool, one.slots), (one.other_steps.pool, 1)):
+            if pool:
+                asked[one.name, pool] = max(slots, asked.get((one.name, pool), 0))
+    if not asked:
+        return
+    there = slots_of_pools()
+    if there is None:
+        said = "not looked for: Airflow's database is not reached from here"
+        yield Finding(State.OK, "pools", said)
+        return
+    for (name, pool), slots in asked.items():
+        has = there.get(pool, 0)
+        if has == -1 or has >= slots:
+            continue
+        said = f"has {has} slots" if pool in there else "is not there"
+        yield Finding(
+            State.WRONG,
+            "pools",
+            f"{name} has pool {pool} in [ddl] compute, and that {said}: tasks that take {slots} of "
+            "it stay scheduled, and nothing says why but the scheduler's log",
+            f"Set it, with a slot for each rank that may run: airflow pools set {pool} SLOTS "
+            "DESCRIPTION --include-deferred.",
+        )
 
 
 def _of_numbers() -> Iterator[Finding]:

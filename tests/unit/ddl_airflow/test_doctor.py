@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from airflow.models import Pool
+from sqlalchemy.exc import OperationalError
 
 from ddl_airflow import cli, doctor
 from ddl_airflow.doctor import State, examine
@@ -383,6 +385,43 @@ def test_a_table_of_compute_that_cannot_be_used_is_wrong(home, monkeypatch, tabl
     monkeypatch.setenv("AIRFLOW__DDL__COMPUTE", table.format(home=home))
     state, found_said = found("compute")
     assert state is State.WRONG and said.format(home=home) in found_said
+
+
+def test_a_pool_that_is_not_there_or_has_too_few_slots_is_wrong(
+    home, monkeypatch, airflow_database
+):
+    """Nothing fails: what takes slots of it stays scheduled for ever."""
+    pools = {"none": 0, "small": 7, "enough": 8, "endless": -1}
+    kinds = {name: {"slots": 8, "pool": name} for name in (*pools, "gone")}
+    kinds["others"] = {"slots": 8, "pool": "enough", "other_steps": {"pool": "transfers"}}
+    kinds["free"] = {"slots": 2}
+    monkeypatch.setenv("AIRFLOW__DDL__COMPUTE", json.dumps({"compute": kinds}))
+    with airflow_database() as session:
+        for name, slots in pools.items():
+            Pool.create_or_update_pool(name, slots, "", include_deferred=True, session=session)
+        session.commit()
+    wrong = [one for one in examine() if one.what == "pools"]
+    assert {one.state for one in wrong} == {State.WRONG}
+    assert sorted(one.said.partition(": ")[0] for one in wrong) == [
+        "gone has pool gone in [ddl] compute, and that is not there",
+        "none has pool none in [ddl] compute, and that has 0 slots",
+        "others has pool transfers in [ddl] compute, and that is not there",
+        "small has pool small in [ddl] compute, and that has 7 slots",
+    ]
+    assert any("airflow pools set gone" in one.fix for one in wrong)
+
+
+def test_pools_are_not_looked_for_where_the_database_cannot_be_asked(home, monkeypatch):
+    assert "pools" not in [one.what for one in examine()]
+    table = json.dumps({"compute": {"a100": {"slots": 8, "pool": "a100"}}})
+    monkeypatch.setenv("AIRFLOW__DDL__COMPUTE", table)
+
+    def away(*_, **__):
+        raise OperationalError("select", {}, Exception("no connection"))
+
+    monkeypatch.setattr("airflow.utils.session.create_session", away)
+    state, said = found("pools")
+    assert state is State.OK and "not reached" in said
 
 
 def test_numbers_that_are_none_are_wrong(home, monkeypatch):
