@@ -32,8 +32,8 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -46,7 +46,12 @@ from ddl_airflow.core.errors import DdlError, SettingInvalid, SourceMissing, Sub
 from ddl_airflow.core.hosts import Host, parse_host, parse_hostfile
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus, RankFailure
 from ddl_airflow.core.layout import BY_HAND, RunLayout, make_workspace, training_id
-from ddl_airflow.core.output import EndedBySignal, ended_by_its_reader, ended_by_its_signal
+from ddl_airflow.core.output import (
+    EndedBySignal,
+    ended_by_its_reader,
+    ended_by_its_signal,
+    handling,
+)
 from ddl_airflow.core.parameters import filled_in
 from ddl_airflow.launchers import session_directory, tasks, terminal
 from ddl_airflow.launchers.elastic import Bounds, Pool, commit_folder, discovered
@@ -419,7 +424,8 @@ def _run_on_hosts(
                 line, environment, training.size, Path(), relayed=True, files=files, asks=asks
             )
         finally:
-            with _undisturbed():
+            # No signal ends this process, nor what it starts meanwhile; but SIGKILL.
+            with handling(terminal.ending_signals(), signal.SIG_IGN):
                 silent = hosts.finish()
         ended = replace(ended, left=(*ended.left, *hosts.left))
         status = _status(training, records)
@@ -428,18 +434,6 @@ def _run_on_hosts(
             why = " ".join(f"{host}: {why.rstrip('.')}." for host, why in silent.items())
             status = JobStatus(JobState.LOST, reason=f"A host is gone. {why}")
         return ended, status
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """No signal ends this process, nor what it starts meanwhile; but SIGKILL."""
-    numbers = terminal.ending_signals()
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def _asked(options: argparse.Namespace) -> dict[str, str]:
@@ -492,9 +486,9 @@ def _run(
 def _run_elastic(options: argparse.Namespace, files: terminal.OutputFiles | None) -> int:
     """As _run, again and again where ranks are lost; returns the exit code of the last start."""
     bounds, find, ssh = _bounds(options), _find_hosts(options), _ssh(options)
-    for number in set(terminal.ending_signals()) - {signal.SIGINT}:  # between starts
-        signal.signal(number, _end_by)
+    between_starts = set(terminal.ending_signals()) - {signal.SIGINT}
     with (
+        handling(between_starts, _end_by),
         commit_folder(Path.cwd() / BY_HAND, _say_line) as commits,
         tempfile.NamedTemporaryFile(prefix=".hosts-", dir=commits.folder) as marker,
     ):

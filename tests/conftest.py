@@ -56,6 +56,19 @@ def pytest_configure(config: pytest.Config) -> None:
     calibrate()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    """Takes back what ends this session: a test may have left its own handlers of signals."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return (yield)
+    finally:
+        # That of SIGTERM has put another in its place where the session ends.
+        if signal.getsignal(signal.SIGTERM) is not _ends_already:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Last what needs the running Airflow: it keeps a processor busy while others are tested."""
@@ -80,9 +93,13 @@ def _terminated(config: pytest.Config, *_: object) -> None:
     if session := config.pluginmanager.get_plugin("session"):
         session.shouldstop = "SIGTERM"
     # Who ends a group of processes tells scripts/test, too, which tells this one again: that is not
-    # to cut off what fixtures do at their end. A handler, for what is started then is to end of it.
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    # to cut off what fixtures do at their end.
+    signal.signal(signal.SIGTERM, _ends_already)
     pytest.exit("SIGTERM", 128 + signal.SIGTERM)
+
+
+def _ends_already(*_: object) -> None:
+    """A handler, for what is started then is to end of it."""
 
 
 @dataclass

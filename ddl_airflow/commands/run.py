@@ -23,6 +23,7 @@ from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.rules import issues_beside
 from ddl_airflow.core.manifest.site import compute_table
+from ddl_airflow.core.output import handling
 from ddl_airflow.core.plan import StoreReference, plan
 from ddl_airflow.local_run import (
     STEPS,
@@ -114,7 +115,6 @@ def _loaded(options: argparse.Namespace) -> Manifest:
 
 def _run(options: argparse.Namespace) -> int:
     manifest = _loaded(options)
-    signal.signal(signal.SIGTERM, _interrupt)
     asked = Asked(
         Path(BY_HAND),
         options.step,
@@ -126,7 +126,8 @@ def _run(options: argparse.Namespace) -> int:
     )
     log_to_terminal()
     try:
-        done = run_manifest(manifest, options.manifest, asked)
+        with handling([signal.SIGTERM], _interrupt):
+            done = run_manifest(manifest, options.manifest, asked)
     except StepSkipped as skipped:
         print(f"ddl-airflow: {skipped}", file=sys.stderr)
         return 0

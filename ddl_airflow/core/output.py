@@ -7,8 +7,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 
 def ended_by_its_reader(command: Callable[[], int]) -> int:
@@ -69,3 +70,20 @@ def ended_by_its_signal(command: Callable[[], int], *, alone: bool) -> int:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [ended.number])
             os.kill(os.getpid(), ended.number)
         return 128 + ended.number
+
+
+@contextmanager
+def handling(numbers: Iterable[int], handler: Any) -> Iterator[None]:
+    """Has a handler take signals, and then again who took them before: a command may be called in
+    the process of somebody else, who would not end any more.
+
+    Args:
+        numbers: of the signals.
+        handler: as ``signal.signal`` takes it.
+    """
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

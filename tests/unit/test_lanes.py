@@ -167,3 +167,33 @@ def test_next():
     assert (tmp_path / "caught").exists()
     assert not (tmp_path / "went on").exists()
     assert running.returncode == pytest.ExitCode.INTERRUPTED
+
+
+def test_a_handler_that_a_test_leaves_does_not_keep_the_session_from_its_end(tmp_path):
+    """What is tested in this process may replace it, and not put it back."""
+    (tmp_path / "test_it.py").write_text(
+        f"""
+import signal
+import time
+from pathlib import Path
+
+def test_it():
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+
+def test_next():
+    Path({str(tmp_path)!r}, "up").touch()
+    deadline = time.monotonic() + {within(20)}
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+"""
+    )
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--rootdir", tmp_path]
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    with subprocess.Popen([*words, tmp_path], cwd=tmp_path, env=env) as running:
+        deadline = time.monotonic() + within(60)
+        while not (tmp_path / "up").exists():
+            assert running.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        running.terminate()
+    assert running.returncode == 128 + signal.SIGTERM

@@ -18,12 +18,14 @@ import pytest
 import yaml
 
 from ddl_airflow import __version__, cli, commands
+from ddl_airflow.commands import run as run_command
 from ddl_airflow.core.cancellations import cancellation_file, note_cancellation
 from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import cancellations
 from ddl_airflow.core.manifest.load import load_manifest, looks_like_manifest
 from ddl_airflow.core.plan import plan
 from ddl_airflow.demo.site import free_port
+from ddl_airflow.steps.base import StepSkipped
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.code import snapshot
 from ddl_airflow.storage.filesystem import FolderStore
@@ -683,6 +685,24 @@ def test_cleaning_cancels_the_jobs_that_are_to_be(call, tmp_path, cluster, job, 
     assert [cluster.state(number) for number in (1, 2)] == (
         ["pending" if dry_run else "lost", "pending"]
     )
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_who_calls_run_in_its_own_process_keeps_its_handlers_of_signals(
+    monkeypatch, tmp_path, write_manifest, interrupted
+):
+    def train(*_):
+        if interrupted:
+            signal.raise_signal(signal.SIGTERM)
+        raise StepSkipped("nothing is new")
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    monkeypatch.setattr(run_command, "run_manifest", train)
+    monkeypatch.setattr(run_command, "log_to_terminal", lambda: None)
+    before = [signal.getsignal(number) for number in numbers]
+    code = cli.main(["run", str(write_manifest(tmp_path))])
+    assert code == (128 + signal.SIGTERM if interrupted else 0)
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 @pytest.mark.parametrize("words", [[], ["train"], ["validate"], ["plan", "a", "b"]])

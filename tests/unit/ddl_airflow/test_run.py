@@ -889,7 +889,7 @@ def test_a_host_that_goes_before_the_ranks_start_ends_no_elastic_job(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "_run", start)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     words = ["--min-np", "1", "--hosts", "localhost:1", "python", "main.py"]
     try:
         code = run.main(words)
@@ -899,3 +899,4 @@ def test_a_host_that_goes_before_the_ranks_start_ends_no_elastic_job(
     assert code == (2 if times == 3 else 0), said
     assert said.count("not all hosts are well. b: it does not answer") == times, said
     assert said.count("The hosts are looked at again.") == min(times, 2), said
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
