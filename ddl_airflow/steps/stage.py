@@ -160,7 +160,7 @@ class StageData(StepTry[StageDataStep]):
                     for name, value in self._manifest().items()
                     if name != "earlier_digests"
                 },
-                "tries": {"stage_data": self.context.tries},
+                **self.context.of_try("stage_data"),
             },
         )
         return summary | {"code": code.digest}
