@@ -300,13 +300,27 @@ def _ended_by_itself(child: subprocess.Popen[bytes]) -> bool:
         return True
     try:
         how = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # it is being waited for: too close to tell
-        return False
+    except ChildProcessError:  # ``_has_ended`` had seen its end
+        return True
     if how is None:
         return False
     # A shell exits with 128 + the signal of what it has run.
     number = how.si_status - 128 if how.si_code == os.CLD_EXITED else how.si_status
     return number > 0 and number not in _ASKS
+
+
+def _has_ended(child: subprocess.Popen[bytes], *, wait: bool = False) -> bool:
+    """As ``poll``, or ``wait``; but a handler can tell at any moment whether the child had ended
+    before its signal: the child is left to be waited for until its end is known here.
+    """
+    if child.returncode is not None:
+        return True
+    options = os.WEXITED | os.WNOWAIT | (0 if wait else os.WNOHANG)
+    with suppress(ChildProcessError):  # a handler that passed on a signal has waited for it
+        if os.waitid(os.P_PID, child.pid, options) is None:
+            return False
+    child.wait()
+    return True
 
 
 def _keep(
@@ -462,7 +476,7 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
     def over() -> bool:
         # A shell that does not wait for what it runs, as a script of the user's for sh, ends of
         # SIGTERM at once, and a script in it may still save, or know nothing of it yet.
-        if child.poll() is None:
+        if not _has_ended(child):
             return False
         if late or not asked or child.returncode not in _ENDED_BY_SIGTERM:
             return True
@@ -513,6 +527,7 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
             raise
     for descriptor in given:
         os.close(descriptor)
+    _has_ended(child, wait=True)
     code = child.wait()
     while not over():
         time.sleep(_LOOK_S)

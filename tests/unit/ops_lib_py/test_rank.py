@@ -976,6 +976,35 @@ def test_a_script_that_was_killed_before_is_none_that_was_asked_to_end(
     assert "asked_to_end" not in one.record()
 
 
+# Another signal is there as soon as the shim has been told that the script has ended, and before it
+# has noted that: as where a busy machine lets it run again only then.
+SIGNALLED_AS_IT_WAITS = """
+import os, signal
+waited = os.waitpid
+
+def waitpid(*asked):
+    found = waited(*asked)
+    if found[0]:
+        signal.raise_signal(signal.SIGTERM)
+    return found
+
+os.waitpid = waitpid  # which subprocess takes when it is imported
+from ddl_ops.rank import main
+raise SystemExit(main())
+"""
+
+
+def test_a_script_that_was_killed_while_its_shim_waits_is_none_that_was_asked_to_end(tmp_path):
+    """The rank that saw it die would be the cause then."""
+    (tmp_path / "main.py").write_text("import os; os.kill(os.getpid(), 9)")
+    call = [sys.executable, "-c", SIGNALLED_AS_IT_WAITS, "--command", PLAIN]
+    env = environment(tmp_path)
+    done = subprocess.run(call, cwd=tmp_path, env=env, check=False, timeout=within(LONG_S))
+    record = json.loads((tmp_path / "rank-0.json").read_text("utf-8"))
+    assert done.returncode == record["exit_code"] == 137
+    assert "asked_to_end" not in record
+
+
 @pytest.mark.parametrize(
     ("before", "code"),
     [
