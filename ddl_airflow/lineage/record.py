@@ -187,7 +187,8 @@ def read_part(layout: RunLayout, step: str) -> dict[str, Any]:
         part = read_object(_part(layout, step), layout.workspace, MOST_BYTES)
     except FileNotFoundError:
         raise StagingError(
-            f"{step} has left nothing in {layout.root}: it has not run to its end. Clear {step}.",
+            f"{step} has left nothing in {layout.root}: it has not run to its end, though "
+            f"somebody may have marked it success. Clear {step}.",
             retryable=False,
         ) from None
     run = fixed_run(layout) or {"made_of": {}}

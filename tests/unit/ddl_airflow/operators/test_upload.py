@@ -46,7 +46,7 @@ from ddl_airflow.lineage.production import (
     read_pointer,
     rollback,
 )
-from ddl_airflow.lineage.record import fixed_run, write_part
+from ddl_airflow.lineage.record import drop_part, fixed_run, write_part
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.operators.evaluate import EvaluateOperator
 from ddl_airflow.operators.stage import StageDataOperator
@@ -94,6 +94,16 @@ def trained(request, tmp_path, workspace, context_of, write_manifest):
     (layout.experiment / "checkpoint").write_text("model.ckpt-7")
     write_part(layout, "transform", {"result": {}, "tries": {"transform": 2}})
     return dag, context, layout
+
+
+@pytest.mark.parametrize("step", ["train", "transform"])
+def test_what_a_step_that_somebody_marked_success_lacks_is_said(trained, tmp_path, step):
+    dag, context, layout = trained
+    drop_part(layout, step)
+    said = f"{step} has left nothing in .* marked it success. Clear {step}"
+    with pytest.raises(AirflowFailException, match=said):
+        dag.get_task("upload_results").execute(context)
+    assert not list((tmp_path / "dags" / "results").rglob("model*"))
 
 
 def test_a_python_dag_publishes_without_a_manifest(trained, tmp_path, context_of):
