@@ -17,7 +17,9 @@ constexpr int64_t kRingBytes = int64_t{8} << 20;
 Status NetworkAllReduce(Transport* transport, const void* in, void* out, int64_t count, DType dtype,
                         Reduction reduction, int64_t whole) {
   const int64_t nbytes = whole * static_cast<int64_t>(DTypeSize(dtype));
-  if (IsHalf(dtype)) return DirectAllReduce(transport, in, out, count, dtype, reduction);
+  if (IsHalf(dtype) || SumsWide(dtype, reduction)) {
+    return DirectAllReduce(transport, in, out, count, dtype, reduction);
+  }
   if (nbytes < kDoublingBytes) {
     return DoublingAllReduce(transport, in, out, count, dtype, reduction);
   }

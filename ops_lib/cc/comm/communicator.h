@@ -35,7 +35,8 @@ class Communicator : public Messenger {
 
   // out[i] = `reduction` over ranks of in[i], the same bits on every rank and in every run. float16
   // and bfloat16 are added, multiplied and divided in float32 and rounded once; over several hosts
-  // with several ranks each, twice. `in` may equal `out`.
+  // with several ranks each, twice. Averages of integers of up to 32 bits are added in 64. `in` may
+  // equal `out`.
   virtual Status AllReduce(const void* in, void* out, int64_t count, DType dtype,
                            Reduction reduction) = 0;
 

@@ -197,6 +197,7 @@ Status HostsCommunicator::AllReduce(const void* in, void* out, int64_t count, DT
 Status HostsCommunicator::AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
                                      Reduction reduction) {
   DDL_RETURN_IF_ERROR(broken_);
+  if (SumsWide(dtype, reduction)) return KeepError(base_->AllReduceN(tensors, dtype, reduction));
   const TensorList list(tensors, static_cast<int64_t>(DTypeSize(dtype)));
   if (list.nbytes() == 0) return Status();
   return KeepError(AllReduceTensors(list, dtype, reduction));
@@ -309,6 +310,9 @@ Status HostsCommunicator::AllGather(const void* in, void* out,
 Status HostsCommunicator::ReduceScatterN(const std::vector<SharedTensor>& tensors, DType dtype,
                                          Reduction reduction) {
   DDL_RETURN_IF_ERROR(broken_);
+  if (SumsWide(dtype, reduction)) {
+    return KeepError(base_->ReduceScatterN(tensors, dtype, reduction));
+  }
   return KeepError(ScatterTensors(tensors, dtype, reduction));
 }
 

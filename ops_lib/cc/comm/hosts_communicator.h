@@ -35,6 +35,9 @@ namespace ddl {
 // column reduce-scatter by messages; and where a host has more ranks than another has, the others
 // get their shares from those that have a column. Of S bytes each host sends (H - 1) / H * S.
 //
+// Averages of integers of up to 32 bits go over `base`, because a host's sum of them could wrap
+// around: so each rank, and not each host, sends 2 (N - 1) / N * S bytes, of N ranks in all.
+//
 // What ranks send to each other goes through shared memory on a host, and by messages else.
 //
 // A broadcast goes from the root to the first rank of its host, from there to the first ranks of

@@ -42,6 +42,19 @@ uint16_t NeutralHalf(ReduceOp op, DType dtype) {
 
 }  // namespace
 
+bool SumsWide(DType dtype, const Reduction& reduction) {
+  if (reduction.op != ReduceOp::kSum || reduction.divisor == 1) return false;
+  switch (dtype) {
+    case DType::kInt8:
+    case DType::kUint8:
+    case DType::kInt16:
+    case DType::kUint16:
+    case DType::kInt32:
+    case DType::kUint32: return true;
+    default: return false;
+  }
+}
+
 const char* ReduceOpName(ReduceOp op) { return kNames[static_cast<int>(op)]; }
 
 bool FindReduceOp(const std::string& name, ReduceOp* op) {

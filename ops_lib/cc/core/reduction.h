@@ -22,6 +22,11 @@ struct Reduction {
   Reduction DividedBy(int by) const { return {op, by}; }
 };
 
+// Whether it averages integers of up to 32 bits. Those are added in 64 bits, so that the sum does not
+// wrap around where the average is a number of the type: the elements of all ranks at once, because
+// between ranks they travel as what they are.
+bool SumsWide(DType dtype, const Reduction& reduction);
+
 // The name users know ("min"), static storage.
 const char* ReduceOpName(ReduceOp op);
 

@@ -17,7 +17,8 @@ Status FusedAllReduce::Run(const Request& request) {
 
 Status FusedAllReduce::ReduceBaseline(const Request& request, const void* in, void* out,
                                       int64_t count) {
-  const int divisor = ReductionOf(request, communicator_->size()).divisor;
+  const Reduction reduction = ReductionOf(request, communicator_->size());
+  const int divisor = reduction.divisor;
   if (IsHalf(request.dtype)) {
     // MPI has no such types.
     if (static_cast<int64_t>(wide_.size()) < count) wide_.resize(count);
@@ -26,6 +27,16 @@ Status FusedAllReduce::ReduceBaseline(const Request& request, const void* in, vo
     DDL_RETURN_IF_ERROR(communicator_->baseline()->AllReduce(wide, wide, count, DType::kFloat32));
     Divide(wide, count, DType::kFloat32, divisor);
     Narrow(wide, out, count, request.dtype);
+    return Status();
+  }
+  if (SumsWide(request.dtype, reduction)) {
+    // int32, the only such type that asks for the baseline.
+    const int32_t* values = static_cast<const int32_t*>(in);
+    sums_.assign(values, values + count);
+    int64_t* sums = sums_.data();
+    DDL_RETURN_IF_ERROR(communicator_->baseline()->AllReduce(sums, sums, count, DType::kInt64));
+    int32_t* averages = static_cast<int32_t*>(out);
+    for (int64_t i = 0; i < count; ++i) averages[i] = static_cast<int32_t>(sums[i] / divisor);
     return Status();
   }
   DDL_RETURN_IF_ERROR(communicator_->baseline()->AllReduce(in, out, count, request.dtype));

@@ -14,7 +14,7 @@ namespace ddl {
 //
 // float16 and bfloat16 are added and divided in float32 and rounded once, at the end (twice where
 // several hosts have several ranks each). MPI_Allreduce
-// does not know them, so in the baseline they travel as float32.
+// does not know them, so in the baseline they travel as float32, and averages of int32 as int64.
 class FusedAllReduce {
  public:
   // `communicator` must outlive this object.
@@ -32,7 +32,8 @@ class FusedAllReduce {
 
   Communicator* communicator_;
   Adasum adasum_;
-  std::vector<float> wide_;  // halves of the baseline
+  std::vector<float> wide_;    // halves of the baseline
+  std::vector<int64_t> sums_;  // of int32, of the baseline
 };
 
 }  // namespace ddl

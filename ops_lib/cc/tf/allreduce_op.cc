@@ -28,7 +28,8 @@ dtype or op differ.
 
 input: Any shape, the same on every rank.
 output: The sum over the ranks; for avg divided once by their number, integers toward zero; or the
-  product, or the smallest or largest, NaN where a rank has a NaN. Integers wrap around.
+  product, or the smallest or largest, NaN where a rank has a NaN. Integers wrap around, but
+  for averages of up to 32 bits, which are added in 64.
   float16 and bfloat16 are summed, multiplied and divided as float32 and rounded once, or twice where several
   hosts have several ranks each. adasum, of floating-point tensors on a power of two of ranks, adds what is
   orthogonal and averages what is parallel (comm/adasum.h). On a GPU

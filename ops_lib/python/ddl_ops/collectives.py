@@ -442,7 +442,8 @@ def allreduce(
             ranks. Or IndexedSlices, whose slices may differ in number and place; the result is
             IndexedSlices too, with the slices of all ranks in their order, divided by their number
             for an average.
-        average: or sum; integers wrap around, and truncate toward zero where divided.
+        average: or sum; integers wrap around, and truncate toward zero where divided. Averages of
+            up to 32 bits are added in 64, and do not wrap around.
         name: of the op.
         mismatch: of a dense tensor, see allgather.
         op: see ReduceOp, in place of `average`. The smallest and largest are NaN where a rank has a

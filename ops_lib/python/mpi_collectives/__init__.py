@@ -100,7 +100,8 @@ def allreduce(
         tensor: dense, of one shape on all ranks: int32, int64, float32, and besides the original's
             float16, bfloat16 and float64. Or IndexedSlices, whose slices may differ in number and
             place; the result has the slices of all ranks.
-        average: integers are rounded down, slices each for itself.
+        average: integers are rounded down, slices each for itself. Sums of integers wrap around,
+            averages do not.
 
     Errors as ddl_ops.collectives.allreduce.
     """
@@ -108,7 +109,20 @@ def allreduce(
     if isinstance(tensor, tf.IndexedSlices):
         values, indices = allgather(tensor.values), allgather(tensor.indices)
         return tf.IndexedSlices(_divided(values, average), indices, tensor.dense_shape)
+    tensor = tf.convert_to_tensor(tensor)
+    if average and tensor.dtype.is_integer and PLACEMENT.launched:
+        return _floored(tensor)
     return _divided(_allreduce(tensor), average)
+
+
+def _floored(tensor: tf.Tensor) -> tf.Tensor:
+    """The average, rounded down, also where the sum is too large for the dtype."""
+    tf1_hooks.join()
+    tensor = tf.stop_gradient(tensor)
+    count = tf.cast(size(), tensor.dtype)
+    parts = [tensor // count, tensor % count]
+    quotients, rests = collectives.allreduce_n(parts, average=False, mismatch=_MISMATCH)
+    return quotients + rests // count
 
 
 def _divided(total: tf.Tensor, average: bool) -> tf.Tensor:

@@ -142,6 +142,17 @@ def allreduce_of_what_a_script_may_pass() -> None:
     # Integers are scaled in float64, and truncated before they are added.
     whole = hvd.allreduce(np.array([3, -3]), op=hvd.Sum, prescale_factor=0.5)
     assert whole.numpy().tolist() == [SIZE, -SIZE]
+    # Averages do not wrap around, sums do.
+    pixels = np.array([200 if RANK % 2 == 0 else 100, 255], np.uint8)
+    halfway = [sum((200, 100)[rank % 2] for rank in range(SIZE)) // SIZE, 255]
+    for reduced in (
+        hvd.allreduce(pixels),
+        hvd.grouped_allreduce([pixels, mine])[0],
+        hvd.allreduce(pixels, compression=hvd.Compression.fp16),
+    ):
+        assert reduced.dtype == tf.uint8 and reduced.numpy().tolist() == halfway
+    assert hvd.reducescatter(np.tile(pixels, SIZE)).numpy().tolist() == halfway
+    assert hvd.allreduce(pixels, op=hvd.Sum).numpy()[1] == 255 * SIZE % 256
     small = hvd.allreduce(mine + 2.0**-14, op=hvd.Sum, compression=hvd.Compression.fp16)
     assert small.dtype == tf.float32 and np.array_equal(small, np.float16(total))
     together = hvd.grouped_allreduce([mine, tf.ones(2, tf.int32), mine[:0]], op=hvd.Sum)

@@ -128,6 +128,13 @@ def dense_sums_and_averages_of_every_dtype() -> None:
             assert got_sum.tolist() == total.tolist(), dtype
             expected = total // SIZE if dtype.is_integer else total / SIZE
             assert got.tolist() == expected.tolist(), dtype
+        for dtype in (tf.int32, tf.int64):  # of numbers whose sum is none of the type
+            extremes = [dtype.min, dtype.max, dtype.min + RANK, dtype.max - RANK]
+            below, above = sum(range(SIZE)) // SIZE, -(-sum(range(SIZE)) // SIZE)
+            got = session.run(mpi.allreduce(tf.constant(extremes, dtype)))
+            assert got.dtype == dtype.as_numpy_dtype
+            expected = [dtype.min, dtype.max, dtype.min + below, dtype.max - above]
+            assert got.tolist() == expected, dtype
         variable = tf.Variable(2.0)
         session.run(variable.initializer)
         assert session.run(mpi.allreduce(variable, average=False)) == 2 * SIZE

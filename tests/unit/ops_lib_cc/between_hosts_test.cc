@@ -108,6 +108,41 @@ TEST(DirectAllReduceRoundsHalvesOnce) {
   }
 }
 
+// Of a tensor of `whole` elements, whose algorithm it has.
+template <typename T>
+void AverageLimits(ddl::Transport& transport, int64_t count, int64_t whole) {
+  const int rank = transport.rank(), size = transport.size();
+  const std::vector<std::vector<T>> inputs = LimitsOf<T>(size, count);
+  const std::string where = Where(transport, ddl::DTypeName(kDTypeOf<T>));
+  std::vector<T> values = inputs[rank];
+  const ddl::Status reduced = ddl::NetworkAllReduce(&transport, values.data(), values.data(), count,
+                                                    kDTypeOf<T>, size, whole);
+  CHECK(reduced.ok(), reduced.message());
+  for (int64_t i = 0; i < count; ++i) {
+    CHECK(values[i] == AverageOf(inputs, i, size),
+          where + " of " + std::to_string(count) + ": [" + std::to_string(i) + "] is " +
+              std::to_string(values[i]) + ", not " + std::to_string(AverageOf(inputs, i, size)));
+  }
+}
+
+TEST(AveragesOfSmallIntegersBetweenHostsDoNotWrapAround) {
+  for (const int size : {2, 3, 4}) {
+    RunOnNetwork(size, [](ddl::Transport& transport) {
+      // As short as sums that are doubled, as long as those that are halved or take the ring.
+      for (const int64_t whole : {int64_t{1001}, int64_t{1} << 20, int64_t{8} << 20}) {
+        for (const int64_t count : {0, 1, 7, 1001}) {
+          AverageLimits<int8_t>(transport, count, whole);
+          AverageLimits<uint8_t>(transport, count, whole);
+          AverageLimits<int16_t>(transport, count, whole);
+          AverageLimits<uint16_t>(transport, count, whole);
+          AverageLimits<int32_t>(transport, count, whole);
+          AverageLimits<uint32_t>(transport, count, whole);
+        }
+      }
+    });
+  }
+}
+
 // Magnitudes over 12 decades, so that another order of additions gives other bits.
 std::vector<float> ManyMagnitudes(int64_t count, int rank) {
   std::mt19937 random(100 + rank);

@@ -10,6 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "algorithms/direct_reduce_scatter.h"
+#include "algorithms/network_allreduce.h"
+#include "algorithms/packed_allreduce.h"
 #include "algorithms/ring.h"
 #include "check.h"
 #include "comm/hosts_communicator.h"
@@ -35,6 +38,23 @@ class BaseCommunicator : public ThreadCommunicator {
                                    exchange.ReceivedFrom(all), exchange.Largest(all));
   }
 
+  ddl::Status AllReduceN(const std::vector<ddl::TensorSpan>& tensors, ddl::DType dtype,
+                         ddl::Reduction reduction) override {
+    return packed_.Run(tensors, dtype, [&](const void* in, void* out, int64_t count) {
+      return ddl::NetworkAllReduce(transport_.get(), in, out, count, dtype, reduction, count);
+    });
+  }
+
+  ddl::Status ReduceScatterN(const std::vector<ddl::SharedTensor>& tensors, ddl::DType dtype,
+                             ddl::Reduction reduction) override {
+    for (const ddl::SharedTensor& one : tensors) {
+      const ddl::Status status = ddl::DirectReduceScatter(transport_.get(), one.in, one.out,
+                                                          one.shares, dtype, reduction);
+      if (!status.ok()) return status;
+    }
+    return ddl::Status();
+  }
+
   ddl::Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override {
     return ddl::RingAllGather(transport_.get(), in, out, ddl::ConsecutiveRanges(nbytes));
   }
@@ -42,6 +62,7 @@ class BaseCommunicator : public ThreadCommunicator {
  private:
   const int rank_, size_;
   const std::unique_ptr<ddl::Transport> transport_;
+  ddl::PackedAllReduce packed_;
 };
 
 // Runs `function` on ranks_on[h] ranks of each host h, each with so many channels. Returns the

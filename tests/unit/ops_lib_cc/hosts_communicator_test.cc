@@ -166,6 +166,64 @@ TEST(SmallestOverHostsIsExact) {
   });
 }
 
+// Of tensors small and large, in place and not, and of this rank's shares of them.
+template <typename T>
+void AverageLimits(Communicator& group, const std::vector<int64_t>& counts) {
+  const int rank = group.rank(), size = group.size();
+  std::vector<std::vector<std::vector<T>>> inputs;  // of each tensor and rank
+  std::vector<std::vector<T>> values, results, shares;
+  std::vector<ddl::TensorSpan> tensors;
+  std::vector<ddl::SharedTensor> shared;
+  const size_t all = counts.size();
+  for (const int64_t count : counts) {
+    inputs.push_back(LimitsOf<T>(size, count));
+    values.push_back(inputs.back()[rank]);
+    results.emplace_back(count);
+    shares.emplace_back(ddl::EqualPart(count, size, rank).count());
+  }
+  for (size_t i = 0; i < all; ++i) {
+    tensors.push_back({values[i].data(), (i % 2 ? values : results)[i].data(), counts[i]});
+    shared.push_back({inputs[i][rank].data(), shares[i].data(), {}});
+    for (int one = 0; one < size; ++one) {
+      const ddl::Range part = ddl::EqualPart(counts[i], size, one);
+      shared[i].shares.push_back({part.begin * static_cast<int64_t>(sizeof(T)),
+                                  part.end * static_cast<int64_t>(sizeof(T))});
+    }
+  }
+  const ddl::Status reduced = group.AllReduceN(tensors, kDTypeOf<T>, size);
+  CHECK(reduced.ok(), reduced.message());
+  const ddl::Status scattered = group.ReduceScatterN(shared, kDTypeOf<T>, size);
+  CHECK(scattered.ok(), scattered.message());
+  for (size_t i = 0; i < all; ++i) {
+    const std::vector<T>& got = (i % 2 ? values : results)[i];
+    const ddl::Range own = ddl::EqualPart(counts[i], size, rank);
+    const std::string where = std::string(ddl::DTypeName(kDTypeOf<T>)) + " on " +
+                              std::to_string(size) + " ranks, " + std::to_string(counts[i]);
+    for (int64_t at = 0; at < counts[i]; ++at) {
+      const T want = AverageOf(inputs[i], at, size);
+      CHECK(got[at] == want, where + ": " + std::to_string(got[at]) + ", not " +
+                                 std::to_string(want));
+      if (at < own.begin || at >= own.end) continue;
+      CHECK(shares[i][at - own.begin] == want, where + " (share)");
+    }
+  }
+}
+
+TEST(AveragesOfSmallIntegersOverHostsDoNotWrapAround) {
+  for (const std::vector<int>& job : kJobs) {
+    RunOnHosts(job, [](Communicator& group) {
+      AverageLimits<int8_t>(group, {1, 7});
+      AverageLimits<uint8_t>(group, {0});
+      AverageLimits<uint8_t>(group, {1001, 0, 33'333});
+      AverageLimits<int16_t>(group, {7});
+      AverageLimits<uint16_t>(group, {33, 5});
+      AverageLimits<int32_t>(group, {70'001});
+      AverageLimits<uint32_t>(group, {129, 1});
+      SumOnce<float>(group, 1'001, true, group.size());  // and what follows is right
+    });
+  }
+}
+
 // Of 1 MiB for each share: more of them than can be under way, the last one shorter.
 TEST(FragmentsOverHostsAreExact) {
   for (const auto& [job, count] : {std::pair{std::vector<int>{2, 2}, 1'800'001},

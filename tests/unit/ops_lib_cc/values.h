@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "check.h"
@@ -45,6 +47,33 @@ template <typename T>
 T TotalOf(int64_t index, int size, int divisor) {
   const int64_t total = size * ValueOf(index, 0, size) + int64_t{size} * (size - 1) / 2;
   return static_cast<T>(total) / static_cast<T>(divisor);
+}
+
+// Inputs of `size` ranks: element 0 is the smallest number of all, 1 the largest; then ranks take
+// turns with those two, and the rest are close to them.
+template <typename T>
+std::vector<std::vector<T>> LimitsOf(int size, int64_t count) {
+  using Limits = std::numeric_limits<T>;
+  std::vector<std::vector<T>> inputs(size, std::vector<T>(count));
+  for (int rank = 0; rank < size; ++rank) {
+    for (int64_t i = 0; i < count; ++i) {
+      const bool smallest = i % 4 == 0 || (i % 4 == 2 && rank % 2 == 0);
+      const T off = static_cast<T>((i / 4 + rank) % 100);
+      inputs[rank][i] = static_cast<T>(i < 4    ? (smallest ? Limits::min() : Limits::max())
+                                       : smallest ? Limits::min() + off
+                                                  : Limits::max() - off);
+    }
+  }
+  return inputs;
+}
+
+// The average of integers: their sum in 64 bits, divided toward zero.
+template <typename T>
+T AverageOf(const std::vector<std::vector<T>>& inputs, int64_t index, int divisor) {
+  using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
+  uint64_t total = 0;  // which wraps around where a signed one may not
+  for (const std::vector<T>& input : inputs) total += static_cast<uint64_t>(input[index]);
+  return static_cast<T>(static_cast<Wide>(total) / static_cast<Wide>(divisor));
 }
 
 // What `value` gives for `count` indices from `begin` on. One period is computed and then copied:

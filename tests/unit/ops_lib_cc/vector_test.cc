@@ -88,9 +88,12 @@ TEST(SumIsExactForEveryDTypeAndLength) {
   });
 }
 
-// One by one, wrapping around as integers without sign do.
+// One by one, wrapping around as integers without sign do: after 64 bits where it is an average.
 template <typename T>
 T Folded(ddl::ReduceOp op, const std::vector<std::vector<T>>& inputs, int64_t index, int divisor) {
+  if constexpr (std::is_integral_v<T>) {
+    if (divisor != 1) return AverageOf(inputs, index, divisor);
+  }
   T total = inputs[0][index];
   for (size_t s = 1; s < inputs.size(); ++s) {
     const T next = inputs[s][index];
@@ -105,9 +108,7 @@ T Folded(ddl::ReduceOp op, const std::vector<std::vector<T>>& inputs, int64_t in
       total = op == ddl::ReduceOp::kSum ? total + next : total * next;
     }
   }
-  if (divisor == 1) return total;
-  if constexpr (std::is_unsigned_v<T>) return static_cast<T>(total / static_cast<uint64_t>(divisor));
-  return static_cast<T>(total / divisor);
+  return divisor == 1 ? total : static_cast<T>(total / static_cast<T>(divisor));
 }
 
 template <typename T>
@@ -159,6 +160,37 @@ void AllFoldsOf() {
   }
 }
 
+// All sources hold the smallest number, or the largest, or take turns, in place and with a copy.
+template <typename T>
+void AveragesOfLimits(const std::string& name) {
+  for (const int size : {2, 3, 4, 200}) {  // more than a signed byte holds
+    for (const int64_t count : {0, 1, 7, 64, 201}) {
+      std::vector<std::vector<T>> inputs = LimitsOf<T>(size, count);
+      const std::vector<std::vector<T>> before = inputs;
+      std::vector<const void*> sources;
+      for (const auto& input : inputs) sources.push_back(input.data());
+      std::vector<T> copy(count + 1, T{77});
+      ddl::Sum sum;
+      sum.sources = sources.data();
+      sum.num_sources = size;
+      sum.out = inputs[size / 2].data();
+      sum.copy = copy.data();
+      sum.count = count;
+      sum.dtype = kDTypeOf<T>;
+      sum.divisor = size;
+      ddl::Compute(sum);
+      for (int64_t i = 0; i < count; ++i) {
+        const T got = inputs[size / 2][i], want = AverageOf(before, i, size);
+        CHECK(got == want && copy[i] == want,
+              name + ", " + ddl::DTypeName(kDTypeOf<T>) + " of " + std::to_string(size) +
+                  " sources: [" + std::to_string(i) + "] is " + std::to_string(got) + ", not " +
+                  std::to_string(want));
+      }
+      CHECK(copy[count] == T{77}, name);
+    }
+  }
+}
+
 TEST(FoldIsExactForEveryOpAndDType) {
   WithAllInstructions([](const std::string&) {
     AllFoldsOf<float>();
@@ -171,6 +203,17 @@ TEST(FoldIsExactForEveryOpAndDType) {
     AllFoldsOf<uint32_t>();
     AllFoldsOf<int64_t>();
     AllFoldsOf<uint64_t>();
+  });
+}
+
+TEST(AveragesOfSmallIntegersDoNotWrapAround) {
+  WithAllInstructions([](const std::string& name) {
+    AveragesOfLimits<int8_t>(name);
+    AveragesOfLimits<uint8_t>(name);
+    AveragesOfLimits<int16_t>(name);
+    AveragesOfLimits<uint16_t>(name);
+    AveragesOfLimits<int32_t>(name);
+    AveragesOfLimits<uint32_t>(name);
   });
 }
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import ddl
 import numpy as np
 import tensorflow as tf
 from ddl_ops import collectives
@@ -38,12 +39,14 @@ def folded(op: str, parts: list[np.ndarray]) -> np.ndarray:
         return total
 
 
-def truncated(total: np.ndarray) -> np.ndarray:
-    """The sum of all ranks, wrapped around, divided by their number toward zero."""
-    if total.dtype.kind in "iu":
-        quotient = np.abs(total.astype(object)) // SIZE
-        return (quotient * np.where(total < 0, -1, 1)).astype(total.dtype)
-    return (total.astype("float64") / SIZE).astype(total.dtype)
+def averaged(parts: list[np.ndarray]) -> np.ndarray:
+    """The sum divided by the number of parts, of integers toward zero. That of 64 bits wraps."""
+    dtype = parts[0].dtype
+    if dtype.kind not in "iu":
+        return (folded("sum", parts).astype("float64") / len(parts)).astype(dtype)
+    total = folded("sum", [part.astype(f"{dtype.kind}8") for part in parts])
+    quotient = np.abs(total.astype(object)) // len(parts)
+    return (quotient * np.where(total < 0, -1, 1)).astype(dtype)
 
 
 @check
@@ -58,7 +61,7 @@ def every_number_is_reduced_in_every_way() -> None:
                 np.testing.assert_array_equal(got, folded(op, parts), err_msg=f"{dtype} {op}")
             mean = collectives.allreduce(parts[RANK], op="avg").numpy()
             if "int" in dtype or SIZE in (1, 2, 4):
-                np.testing.assert_array_equal(mean, truncated(folded("sum", parts)), dtype)
+                np.testing.assert_array_equal(mean, averaged(parts), dtype)
         shapes = [(), (3, 5), (0,), (1000,)]
         mine = [numbers(int(np.prod(s)), dtype, RANK).reshape(s) for s in shapes]
         for op in FOLDS:
@@ -66,6 +69,55 @@ def every_number_is_reduced_in_every_way() -> None:
                 parts = [numbers(int(np.prod(shape)), dtype, rank) for rank in range(SIZE)]
                 want = np.reshape(folded(op, parts), shape)
                 np.testing.assert_array_equal(np.asarray(got.numpy()), want)
+
+
+@check
+def averages_of_integers_of_up_to_32_bits_do_not_wrap_around() -> None:
+    for dtype in (one for one in INTEGERS if "64" not in one):
+        limits = np.iinfo(dtype)
+        # As the whole way has it, in one piece and in several; 5 go with the agreement.
+        for count in (5, 1001, 70_001):
+            parts = [numbers(count, dtype, rank) for rank in range(SIZE)]
+            for rank, part in enumerate(parts):
+                part[:5] = limits.min, limits.max, limits.max - rank, limits.min + rank, 100
+            want = averaged(parts)
+            assert want[0] == limits.min and want[1] == limits.max
+            mine = tf.constant(parts[RANK])
+            shares = np.array_split(want, SIZE)
+            for got, expected in (
+                (collectives.allreduce(mine), want),
+                (collectives.allreduce_n([mine, mine[:3]])[0], want),
+                (collectives.reducescatter(mine), shares[RANK]),
+                (collectives.reducescatter_n([mine[:2], mine])[1], shares[RANK]),
+            ):
+                assert got.dtype == mine.dtype
+                np.testing.assert_array_equal(got, expected, f"{dtype} {count}")
+            np.testing.assert_array_equal(mine, parts[RANK])
+    # What TensorFlow lets an op overwrite, and MPI's own sum.
+    in_place = tf.function(lambda x: ddl.allreduce(x + np.int32(1)))
+    largest = tf.fill([40_000], np.iinfo("int32").max - 1)
+    assert int(in_place(largest)[-1]) == np.iinfo("int32").max
+    plain = operations().all_reduce_n([largest], op="avg", mpi=True, check=1e-9, ordered=True)
+    np.testing.assert_array_equal(plain[0], largest)
+    checked = operations().all_reduce_n([largest], op="avg", check=1e-9, ordered=True)
+    np.testing.assert_array_equal(checked[0], largest)
+    # Factors are as those of any tensor: before the sum and after the division.
+    whole = tf.constant([200, 100, 255], tf.uint8)
+    halves = collectives.allreduce(whole, prescale=0.5)
+    assert halves.numpy().tolist() == [100, 50, 127]
+    assert collectives.allreduce(whole, postscale=0.5).numpy().tolist() == [100, 50, 127]
+
+
+@check(least=2)
+def averages_of_integers_know_the_types_that_ranks_gave() -> None:
+    """Though they are added in 64 bits."""
+    last, odd = SIZE - 1, RANK == SIZE - 1
+    for dtype in ("int64", "uint32", "int8"):
+        mine = tf.ones([3], dtype if odd else "int32")
+        text = mismatch(lambda mine=mine: collectives.allreduce(mine))
+        assert f"rank {last} sent {dtype}[3] as tensor 0, rank 0 int32[3]." in text, text
+        text = mismatch(lambda mine=mine: collectives.reducescatter(mine))
+        assert f"rank {last} sent {dtype}[3] as tensor 0, rank 0 int32[3]." in text, text
 
 
 @check
@@ -373,6 +425,13 @@ def a_rank_that_has_joined_changes_no_reduction() -> None:
                     rows = collectives.reducescatter(parts[RANK], op=op)
                     want = np.array_split(folded(op, parts), SIZE)[RANK]
                     np.testing.assert_array_equal(rows, want, f"{dtype} {op}")
+                if "int" in dtype:  # over those that have not joined
+                    got = collectives.allreduce(parts[RANK])
+                    np.testing.assert_array_equal(got, averaged(parts), dtype)
+                    rows = collectives.reducescatter(parts[RANK])
+                    np.testing.assert_array_equal(
+                        rows, np.array_split(averaged(parts), SIZE)[RANK], dtype
+                    )
             gathered = collectives.allgather_n([tf.fill([RANK + 1, 2], RANK), tf.fill([3], RANK)])
             assert [len(one) for one in gathered] == [sum(r + 1 for r in working), 3 * len(working)]
             checked = operations().all_reduce_n(

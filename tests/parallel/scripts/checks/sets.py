@@ -44,6 +44,9 @@ def process_sets_have_collectives_of_their_own() -> None:
                 np.testing.assert_array_equal(got, np.min(parts, axis=0))
             root = members[-1]  # known by its number among all
             np.testing.assert_array_equal(collectives.bcast(mine, root=root, **in_set), parts[-1])
+            pixels = [(255, 200, 100)[place % 3] for place in range(len(members))]
+            got = collectives.allreduce(tf.constant([pixels[rank], 255], tf.uint8), **in_set)
+            assert got.numpy().tolist() == [sum(pixels) // len(pixels), 255]
             rows = collectives.allgather(mine[: rank + 1], **in_set)
             np.testing.assert_array_equal(
                 rows, np.concatenate([part[: i + 1] for i, part in enumerate(parts)])
