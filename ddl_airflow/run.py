@@ -173,6 +173,7 @@ def _parser() -> argparse.ArgumentParser:
         "[--data DIR]] [--hosts HOSTS] [--min-np N] [--tf1] [--timeline FILE] [COMMAND ...]",
         description="Run COMMAND as N ranks, on this host unless others are named, as the train "
         "task of a manifest does.",
+        allow_abbrev=False,  # else a flag of COMMAND's that begins like several of ours fails
         epilog="examples: ddl-run --np 2 python train.py; ddl-run --manifest manifest.yml",
     )
     how = parser.add_mutually_exclusive_group()

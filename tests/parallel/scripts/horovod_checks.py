@@ -71,9 +71,12 @@ def made_by(kind: str, graph: tf.Graph) -> list[str]:
 @check
 def importing_starts_nothing_and_init_does_and_may_be_repeated() -> None:
     assert not lifecycle.initialised() and not hvd.is_initialized()
-    assert "hvd.init()" in raised(ValueError, hvd.rank)
-    assert "hvd.init()" in raised(ValueError, lambda: hvd.allreduce(1.0))
-    hvd.init()
+    # By these words some scripts tell that they are alone.
+    theirs = "Horovod has not been initialized; use hvd.init()."
+    assert raised(ValueError, hvd.rank).startswith(theirs)
+    assert theirs in raised(ValueError, lambda: hvd.allreduce(1.0))
+    assert "comm=True" in raised(ValueError, lambda: hvd.init(True))
+    hvd.init([])  # all ranks, as None
     hvd.init()
     assert lifecycle.initialised() and hvd.is_initialized()
     assert (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()) == (RANK, SIZE, RANK, SIZE)
@@ -807,6 +810,50 @@ def a_model_without_an_optimizer_is_loaded_as_it_is() -> None:
 
 
 @check
+def a_model_that_was_loaded_goes_on_with_the_state_of_its_optimizer() -> None:
+    folder = hvd.broadcast_object(tempfile.mkdtemp())
+    for end in ("keras", "h5"):
+        optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+        model.compile(optimizer, keras.losses.MeanSquaredError())
+        broadcast = horovod.keras.callbacks.BroadcastGlobalVariablesCallback(0)
+        model.fit(*rows(), verbose=0, callbacks=[broadcast])
+        if RANK == 0:
+            model.save(f"{folder}/model.{end}")
+        hvd.barrier()
+        loaded = hvd_keras.load_model(f"{folder}/model.{end}")
+        state = [one.numpy() for one in model.optimizer.variables]
+        assert len(state) > 2, state
+        for mine, theirs in zip(state, loaded.optimizer.variables, strict=True):
+            assert np.allclose(mine, theirs.numpy()), (end, mine, theirs)
+        for one in (model, loaded):
+            one.fit(*rows(), shuffle=False, verbose=0)
+        for mine, theirs in zip(model.get_weights(), loaded.get_weights(), strict=True):
+            assert np.allclose(mine, theirs), (end, mine, theirs)
+        assert alike(loaded.get_weights())
+
+
+@check
+def a_schedule_without_a_rate_begins_with_the_optimizers() -> None:
+    """As before Horovod 0.20, for which many scripts were written."""
+    begun = model_of(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    callbacks = [
+        hvd_keras.callbacks.LearningRateWarmupCallback(warmup_epochs=1),
+        hvd_keras.callbacks.LearningRateScheduleCallback(
+            start_epoch=1, multiplier=lambda epoch: 0.1**epoch
+        ),
+    ]
+    for _ in range(2):  # a second training begins with the rate that it finds
+        first = float(begun.optimizer.learning_rate)
+        rates = begun.fit(*rows(), epochs=3, verbose=0, callbacks=callbacks).history["lr"]
+        assert np.allclose(rates, [first, 0.1 * first, 0.01 * first]), (first, rates)
+    only = raised(
+        ValueError, lambda: hvd_keras.callbacks.LearningRateScheduleCallback(lambda epoch: 0.1)
+    )
+    assert "multiplier=" in only, only
+
+
+@check
 def the_end_of_the_warm_up_is_said_on_rank_0() -> None:
     model = model_of(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
     warm_up = hvd_keras.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2, verbose=1)
@@ -1535,6 +1582,25 @@ def optimizers_and_hooks_of_tensorflow_1() -> None:
             assert alike_in_session(session, weights) and session.run(step) == 41
         saved = [variable.op.name for variable in v1.global_variables()]
         assert not [name for name in saved if "aggregation" in name]
+
+
+@check
+def an_optimizer_of_the_scripts_own_takes_what_it_takes_in_tensorflow_1_too() -> None:
+    class Own(v1.train.Optimizer):
+        def __init__(self) -> None:
+            super().__init__(False, "Own")
+
+        def apply_gradients(self, pairs, global_step=None, name=None, rate=1.0):
+            return tf.group(*[variable.assign_sub(rate * one) for one, variable in pairs])
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        weight = v1.get_variable("weight", [], initializer=v1.zeros_initializer())
+        optimizer = hvd.DistributedOptimizer(Own())
+        pairs = optimizer.compute_gradients(weight * (RANK + 1.0), [weight])
+        train = optimizer.apply_gradients(pairs, rate=2.0)
+        session.run(v1.global_variables_initializer())
+        session.run(train)
+        assert np.isclose(session.run(weight), -2.0 * MEAN)
 
 
 def alike_in_session(session, variable) -> bool:

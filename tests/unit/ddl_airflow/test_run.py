@@ -82,6 +82,12 @@ def test_ranks_stay_on_this_host_in_an_allocation_of_several(tmp_path):
     assert (done.returncode, done.stdout.count("7")) == (0, 2), done.stderr
 
 
+def test_flags_of_the_command_are_left_to_it(tmp_path):
+    words = ["--host", "a", "--ssh", "--m", "1"]  # each begins like several of ours
+    done = ddl_run("--np", "1", "echo", *words, folder=tmp_path)
+    assert done.stdout == " ".join(words) + "\n", done.stderr
+
+
 @pytest.mark.parametrize("tf1", [True, False])
 def test_tensorflow_1_is_asked_for_by_an_option(tmp_path, tf1):
     script = (

@@ -113,6 +113,11 @@ def test_settings_that_have_a_counterpart_are_taken_and_others_named():
         HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="7",
         HOROVOD_CYCLE_TIME="3.5",
         HOROVOD_SOMETHING="1",
+        HOROVOD_GPU_ALLREDUCE="NCCL",  # what only a build of Horovod reads, as a site exports it
+        HOROVOD_GPU_OPERATIONS="NCCL",
+        HOROVOD_NCCL_HOME="/usr",
+        HOROVOD_CUDA_HOME="/usr",
+        HOROVOD_WITH_PYTORCH="1",
         DDL_TIMELINE="ours.json",
     )
     assert done.stdout.splitlines() == [
@@ -225,6 +230,18 @@ def test_horovodrun_says_what_bounds_of_ranks_cannot_be(words, said, tmp_path: P
     done = ended(script, OPS.parents[2], folder=tmp_path)
     assert said in done.stderr and done.returncode == (0 if call == ["true"] else 2), done
     assert not (tmp_path / ".ddl-run").exists()
+
+
+@pytest.mark.parametrize("flag", ["--network", "--a", "--log", "--auto", "--stall-check-"])
+def test_horovodrun_leaves_the_scripts_own_flags_to_the_script(flag: str):
+    words = ["-np", "2", "python", "train.py", flag, "9", "-np", "3"]
+    script = (
+        f"import sys; sys.argv[1:] = {words!r}; from horovod.runner import launch\n"
+        "launch._ddl_run = lambda words: print(*words)\n"
+        "launch.main(sys.argv[1:])"
+    )
+    done = ended(script, STAND_IN)
+    assert done.stdout == f"--np 2 -- python train.py {flag} 9 -np 3\n", done.stderr
 
 
 def test_horovodrun_takes_every_network_interface_and_flag_of_log_lines():

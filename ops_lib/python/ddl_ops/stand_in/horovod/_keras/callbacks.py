@@ -141,8 +141,8 @@ class LearningRateSchedule:
 
     def __init__(
         self,
-        initial_lr: float,
-        multiplier: float | Callable[[float], float],
+        initial_lr: float | None = None,
+        multiplier: float | Callable[[float], float] | None = None,
         start_epoch: int = 0,
         end_epoch: int | None = None,
         staircase: bool = True,
@@ -152,7 +152,8 @@ class LearningRateSchedule:
         """From `start_epoch` on, and before `end_epoch`.
 
         Args:
-            initial_lr: of the training without schedule.
+            initial_lr: of the training without schedule; None: the optimizer's when it begins, as
+                before Horovod 0.20.
             multiplier: a function of the epoch; or a number, to the power of the epochs since
                 `start_epoch`.
             start_epoch: from 0.
@@ -163,12 +164,15 @@ class LearningRateSchedule:
                 which that changes; only for optimizers that keep it in a variable.
             steps_per_epoch: where Keras does not know.
 
-        Raises ValueError without a rate.
+        Raises ValueError without a multiplier.
         """
         super().__init__()
-        if initial_lr is None:
-            raise ValueError(f"{type(self).__name__} needs initial_lr=, the rate without schedule.")
+        if multiplier is None or callable(initial_lr):
+            raise ValueError(
+                f"{type(self).__name__} needs multiplier=, after initial_lr or by its name."
+            )
         self.initial_lr = initial_lr
+        self._asks_for_rate = initial_lr is None
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
         self.staircase = staircase
@@ -183,7 +187,9 @@ class LearningRateSchedule:
         self._momentum: Any = None  # as it was, while it is corrected
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Asks Keras for the number of steps, if it is needed."""
+        """Asks for the rate, and for the number of steps, if they are needed."""
+        if self._asks_for_rate:
+            self.initial_lr = self._rate()
         if self.staircase or self.steps_per_epoch:
             return
         self.steps_per_epoch = self.params.get("steps")
@@ -227,6 +233,7 @@ class LearningRateSchedule:
 
     def _adjust(self, epoch: float) -> None:
         optimizer = self.model.optimizer
+        assert self.initial_lr is not None
         old, new = self._rate(), self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = new
         momentum = getattr(optimizer, "momentum", None)
@@ -247,7 +254,7 @@ class LearningRateWarmup(LearningRateSchedule):
 
     def __init__(
         self,
-        initial_lr: float,
+        initial_lr: float | None = None,
         warmup_epochs: float = 5,
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
@@ -256,7 +263,7 @@ class LearningRateWarmup(LearningRateSchedule):
         """In so many epochs.
 
         Args:
-            initial_lr: in the end.
+            initial_lr: in the end; None: see LearningRateSchedule.
             warmup_epochs: epochs.
             momentum_correction: see LearningRateSchedule.
             steps_per_epoch: where Keras does not know.

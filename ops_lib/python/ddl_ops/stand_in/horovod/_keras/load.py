@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -56,15 +57,57 @@ def load_model_of(keras: Any) -> Callable[..., Any]:
                     file=sys.stderr,
                     flush=True,
                 )
-        elif not hasattr(optimizer, "_hvd"):
+            return model
+        if _is_keras_3(loader) and optimizer.built and _is_hdf5(filepath):
+            optimizer = model.optimizer = _restored(optimizer, model, filepath)
+        if not hasattr(optimizer, "_hvd"):
             distribute(optimizer, Reduction(name="DistributedOptimizer", compression=compression))
         return model
 
     return load_model
 
 
+def _restored(optimizer: Any, model: Any, filepath: Any) -> Any:
+    """Another one, in the state that the file of a whole model has.
+
+    Keras 3 builds the loaded one for variables of the model itself, without those of its layers, so
+    that it trains nothing and has lost its state.
+    """
+    import h5py
+
+    anew = type(optimizer).from_config(optimizer.get_config())
+    anew.build(model.trainable_variables)
+    with h5py.File(filepath) as file:
+        kept = _in_order(file["optimizer_weights"])
+        if [value.shape for value in kept] != [tuple(one.shape) for one in anew.variables]:
+            raise ValueError(
+                f"{filepath}: its optimizer's state does not fit its weights. Load it with "
+                "keras.models.load_model(..., compile=False), and compile it."
+            )
+        for variable, value in zip(anew.variables, kept, strict=True):
+            variable.assign(value[()])
+    return anew
+
+
+def _in_order(group: Any) -> list[Any]:
+    """What Keras has put into a group of HDF5: long lists of names are in several attributes."""
+    names = [*group.attrs.get("weight_names", ())]
+    for number in itertools.count():
+        if (more := group.attrs.get(f"weight_names{number}")) is None:
+            break
+        names += [*more]
+    return [group[name] for name in names]
+
+
 def _is_keras_3(keras: Any) -> bool:
     return str(keras.__name__).startswith("keras")
+
+
+def _is_hdf5(filepath: Any) -> bool:
+    """Whether it is the path of such a file."""
+    import h5py
+
+    return isinstance(filepath, str | os.PathLike) and bool(h5py.is_hdf5(filepath))
 
 
 def _is_of_keras_3(filepath: Any) -> bool:
@@ -77,7 +120,7 @@ def _is_of_keras_3(filepath: Any) -> bool:
     if zipfile.is_zipfile(filepath):
         with zipfile.ZipFile(filepath) as file:
             version = json.loads(file.read("metadata.json"))["keras_version"]
-    elif h5py.is_hdf5(filepath):
+    elif _is_hdf5(filepath):
         with h5py.File(filepath) as file:
             version = file.attrs.get("keras_version", "")
     return str(version).startswith("3.")

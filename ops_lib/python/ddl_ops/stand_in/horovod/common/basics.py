@@ -33,7 +33,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
     Args:
         comm: None, or all ranks, as a list or a communicator of mpi4py in which they have the same
-            numbers. NotImplementedError for others: start these as a job.
+            numbers; an empty list: all. NotImplementedError for others: start these as a job.
+            ValueError for what is neither.
         process_sets: added as by process_sets.add_process_set, unless they were before; None or
             "dynamic": none.
     """
@@ -59,7 +60,13 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 def _is_of_all(comm: Any) -> bool:
     if hasattr(comm, "Get_rank"):
         return bool(comm.Get_rank() == PLACEMENT.rank and comm.Get_size() == PLACEMENT.size)
-    return list(comm) == global_process_set.ranks
+    if not util.is_iterable(comm):
+        raise ValueError(
+            f"hvd.init(comm={comm!r}): it is no list of ranks, and no communicator of mpi4py. "
+            "Leave it out to start all ranks."
+        )
+    ranks = list(comm)
+    return not ranks or ranks == global_process_set.ranks
 
 
 def shutdown() -> None:
@@ -82,10 +89,10 @@ def is_initialized() -> bool:
 
 
 def require_initialized() -> None:
-    """Raises ValueError before init()."""
+    """Raises ValueError before init(), in Horovod's words: some scripts look for them."""
     if not is_initialized():
         raise ValueError(
-            "hvd.init() has not been called in this process. Call it first, on every rank."
+            "Horovod has not been initialized; use hvd.init(). Call it first, on every rank."
         )
 
 

@@ -26,12 +26,15 @@ _DYNAMIC = "DYNAMIC"
 _SILENT = frozenset(
     """
     HOROVOD_RANK HOROVOD_SIZE HOROVOD_LOCAL_RANK HOROVOD_LOCAL_SIZE HOROVOD_CROSS_RANK
-    HOROVOD_CROSS_SIZE HOROVOD_HOSTNAME HOROVOD_WITH_TENSORFLOW HOROVOD_WITHOUT_TENSORFLOW
-    HOROVOD_WITH_MPI HOROVOD_WITHOUT_GLOO HOROVOD_WITHOUT_PYTORCH HOROVOD_WITHOUT_MXNET
-    HOROVOD_STALL_CHECK_DISABLE
+    HOROVOD_CROSS_SIZE HOROVOD_HOSTNAME HOROVOD_STALL_CHECK_DISABLE
     HOROVOD_LOG_LEVEL HOROVOD_FUSION_THRESHOLD HOROVOD_ELASTIC HOROVOD_MIN_NP HOROVOD_MAX_NP
     HOROVOD_ELASTIC_TIMEOUT
     """.split()
+)
+# What a build of Horovod reads, as sites and images export it for all that follows.
+_OF_BUILDS = tuple(
+    f"HOROVOD_{part}"
+    for part in "BUILD_ CUDA_ GPU_ MPICXX_SHOW NCCL_ RCCL_ ROCM_ VERSION WITH".split()
 )
 _WHY = {
     "HOROVOD_CYCLE_TIME": "nothing waits for a cycle here",
@@ -75,7 +78,9 @@ def translate(environ: MutableMapping[str, str]) -> list[str]:
     if (level := environ.get("HOROVOD_LOG_LEVEL")) is not None:
         environ.setdefault("DDL_LOG", _LEVELS.get(level.lower(), "warning"))
     for name in sorted(environ):
-        if name.startswith("HOROVOD_") and name not in _SAME and name not in _SILENT:
+        if name in _SAME or name in _SILENT or name.startswith(_OF_BUILDS):
+            continue
+        if name.startswith("HOROVOD_"):
             why = _WHY.get(name, "it has no counterpart")
             said.append(f"{name} has no effect with ddl in Horovod's place: {why}.")
     return said

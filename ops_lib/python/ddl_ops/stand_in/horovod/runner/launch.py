@@ -149,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="horovodrun",
         description="Starts ranks, as ddl-run does, with Horovod's flags.",
+        allow_abbrev=False,  # else a flag of the script's that begins like several of ours fails
     )
     parser.add_argument("-v", "--version", action="version", version=__version__)
     parser.add_argument(

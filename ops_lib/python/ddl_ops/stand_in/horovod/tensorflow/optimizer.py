@@ -54,11 +54,13 @@ class _DistributedOptimizer(v1.train.Optimizer):
         combine = self._agg_helper.compute if self._agg_helper else self._reduce
         return list(zip(combine(gradients, variables), variables, strict=True))
 
-    def apply_gradients(
-        self, grads_and_vars: Iterable[Any], global_step: Any = None, name: str | None = None
-    ) -> Any:
-        """As the optimizer within; after the passes between two updates it counts the step only."""
+    def apply_gradients(self, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer within; after the passes between two updates it counts the step only.
+
+        It gets the arguments as they are: one of the script's own may have others.
+        """
         pairs = list(grads_and_vars)
+        global_step = args[0] if args else kwargs.get("global_step")
         gradients = [gradient for gradient, _ in pairs]
         variables = [variable for _, variable in pairs]
         adds_up = self._agg_helper is not None and self._agg_helper.are_sums(gradients, variables)
@@ -66,7 +68,7 @@ class _DistributedOptimizer(v1.train.Optimizer):
             mark_reduced(gradient)  # by compute_gradients; `import ddl` shall not, once more
 
         def update() -> Any:
-            return self._optimizer.apply_gradients(pairs, global_step, name)
+            return self._optimizer.apply_gradients(pairs, *args, **kwargs)
 
         def count() -> Any:
             return tf.no_op() if global_step is None else global_step.assign_add(1).op
@@ -116,9 +118,7 @@ class _DistributedAdasumOptimizer(v1.train.Optimizer):
         note_explicit_averages("hvd.DistributedOptimizer")
         return pairs
 
-    def apply_gradients(
-        self, grads_and_vars: Iterable[Any], global_step: Any = None, name: str | None = None
-    ) -> Any:
+    def apply_gradients(self, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         """As the optimizer within, and then combined. Variables without a gradient stay.
 
         Ranks outside of the process set apply what they have. ValueError if it is not there.
@@ -136,7 +136,7 @@ class _DistributedAdasumOptimizer(v1.train.Optimizer):
             for one, start in zip(variables, starts, strict=True)
         ]
         with tf.control_dependencies(_operations(begun)):
-            updated = self._optimizer.apply_gradients(pairs, global_step, name)
+            updated = self._optimizer.apply_gradients(pairs, *args, **kwargs)
 
         def combine() -> Any:
             deltas = [
