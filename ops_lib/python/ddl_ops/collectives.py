@@ -546,6 +546,7 @@ def allreduce_n(
     prescale: float = 1.0,
     postscale: float = 1.0,
     process_set: int = 0,
+    rate: tf.Tensor | None = None,
 ) -> list[tf.Tensor]:
     """Averages each tensor over the ranks, or reduces it in another way; returns them in order.
 
@@ -559,6 +560,8 @@ def allreduce_n(
         op: as in allreduce.
         prescale: as in allreduce.
         postscale: as in allreduce.
+        rate: with `step`: the learning rate, a float32 scalar. Ranks with others, or without one,
+            get an InvalidArgumentError, too; the last bits may differ.
 
     All ranks get the same bits. The tensors have a dtype of allreduce, all the same one, and any
     shapes. The halves are added as float32 and rounded once, or twice where several hosts have
@@ -576,7 +579,7 @@ def allreduce_n(
         at_step = step is not None
         reduced = _made(
             operations().all_reduce_at_step if at_step else operations().all_reduce_n,
-            *([step, scaled] if at_step else [scaled]),
+            *([step, [] if rate is None else [rate], scaled] if at_step else [scaled]),
             op=how,
             mismatch=mismatch,
             what="ddl.allreduce_n()",

@@ -262,8 +262,26 @@ def _states(optimizer: Any, trained: Sequence[Any]) -> list[Any]:
 
 def _reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
     step = tf.cast(tf.convert_to_tensor(optimizer.iterations), tf.int64)
-    reduced = reduce_gradients(list(grads), name=_name_of_gradients(optimizer), step=step)
+    reduced = reduce_gradients(
+        list(grads), name=_name_of_gradients(optimizer), step=step, rate=_rate(optimizer)
+    )
     return [with_each_row_once(grad) for grad in reduced]
+
+
+def _rate(optimizer: Any) -> tf.Tensor | None:
+    """The learning rate, float32, scalar: weights that learn at different ones drift apart.
+
+    None where it has none, as one of several optimizers, or that is a function of the script's,
+    which need not give the same when it is called once more.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # loss scaling's own is 0
+    rate = getattr(optimizer, "_learning_rate", None)
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        rate = optimizer.learning_rate
+    elif not isinstance(rate, keras.Variable) or not hasattr(optimizer, "learning_rate"):
+        return None
+    rate = tf.cast(tf.convert_to_tensor(rate), tf.float32)
+    return rate if rate.shape == () else None
 
 
 def _name_of_gradients(optimizer: Any) -> str:

@@ -830,6 +830,85 @@ def keras_weights_that_are_restored_at_the_end_are_compared() -> None:
         assert SIZE == 1
 
 
+class _LossOfItsOwn(keras.callbacks.Callback):
+    def __init__(self, losses: list[float]) -> None:
+        super().__init__()
+        self._losses = losses
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+        logs["val_loss"] = self._losses[epoch]
+
+
+@check
+def keras_learning_rates_that_part_are_an_error_on_every_rank() -> None:
+    """ReduceLROnPlateau by the val_loss of the rank's own data, and nothing compares at the end."""
+    sgd, scaling = keras.optimizers.SGD, keras.optimizers.LossScaleOptimizer
+    distribute = ddl.keras.DistributedOptimizer
+    x, y = map(my_part, whole_batch())
+    for optimizer in (
+        distribute(sgd(0.1)),
+        distribute(scaling(sgd(0.1))),
+        scaling(distribute(sgd(0.1))),
+        distribute(sgd(0.1), backward_passes_per_step=2),
+        distribute(sgd(lambda: 0.1 + RANK)),  # a function of the script's own is not asked
+    ):
+        model = keras_model(1)
+        model.compile(optimizer, "mse")
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        sets = isinstance(inner._learning_rate, keras.Variable)
+        average = ddl.keras.MetricAverageCallback()
+        for averages in (True, False):
+            own = _LossOfItsOwn([1.0, 2.0, 3.0] if RANK else [3.0, 2.0, 1.0])
+            plateau = keras.callbacks.ReduceLROnPlateau("val_loss", patience=1)
+            callbacks = [own, *[average] * averages, *[plateau] * sets]
+            said = ""
+            try:
+                model.fit(x, y, epochs=3, batch_size=2, verbose=0, callbacks=callbacks)
+            except tf.errors.InvalidArgumentError as error:
+                said = error.message
+            rates = "rank 1 has a learning rate of 0.0001, rank 0 one of 0.001. "
+            assert (rates in said) == (SIZE > 1 and sets and not averages), said
+            assert not said or "put MetricAverageCallback before" in said
+
+
+class _DropsByItsOwnData(keras.optimizers.schedules.LearningRateSchedule):
+    """After a number of steps that each rank has worked out by itself, and tells nobody."""
+
+    def __call__(self, step: Any) -> Any:
+        return tf.where(step <= 2 + RANK, 0.1, 0.01)
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+@check
+def keras_learning_rates_of_loops_and_schedules_are_compared() -> None:
+    schedules = keras.optimizers.schedules
+    model = keras_model(1)
+    x, y = map(my_part, whole_batch())
+
+    def step(optimizer: keras.optimizers.Optimizer) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    for run in (step, tf.function(step)):
+        optimizer = ddl.keras.DistributedOptimizer(
+            keras.optimizers.Adam(schedules.CosineDecay(0.1, 5))
+        )
+        for _ in range(7):
+            run(optimizer)
+    for run in (step, tf.function(step)):
+        optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(_DropsByItsOwnData()))
+        for _ in range(3):
+            run(optimizer)
+        if SIZE == 1:
+            continue
+        message = mismatch(lambda run=run, optimizer=optimizer: run(optimizer))
+        assert "rank 1 has a learning rate of 0.1, rank 0 one of 0.01. " in message, message
+
+
 class _Stops(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         self.model.stop_training = batch == 1
