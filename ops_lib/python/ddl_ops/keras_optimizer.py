@@ -20,7 +20,7 @@ from ddl_ops import averaging
 from ddl_ops.arrays import have_joined, say, times_joined
 from ddl_ops.collectives import without_scope
 from ddl_ops.environment import PLACEMENT, child_of_rank
-from ddl_ops.equal_weights import require_equal, start_equal
+from ddl_ops.equal_weights import require_equal, start_equal, start_fit_equal
 from ddl_ops.gradients import reduce_gradients, was_reduced, with_each_row_once
 from ddl_ops.lifecycle import initialised
 from ddl_ops.program_order import stream
@@ -432,8 +432,9 @@ def _hook_fit() -> None:
             own_step = averages_by_itself(self)  # which may mean its ranks to differ for a while
             starts_equal = _starts_equal(getattr(self, "optimizer", None))
             if starts_equal and not own_step and not begins_alike:
-                start_equal(self.trainable_variables, anew=True)
-                begins_alike = bool(self.trainable_variables)  # one not built begins with its step
+                begins_alike = start_fit_equal(
+                    self.trainable_variables, _frozen(self), built=_is_built(self)
+                )
             if starts_equal and begins_alike:
                 setattr(self.optimizer, _FITTED, True)
             compare = [one for one in callbacks if getattr(one, COMPARES, False)]
@@ -465,6 +466,22 @@ def _hook_fit() -> None:
 def _starts_equal(optimizer: Any) -> bool:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return is_distributed(optimizer) and not hasattr(inner, _REDUCE)
+
+
+def _is_built(model: Any) -> bool:
+    return bool(model.built) and all(part.built for part in model._flatten_layers())
+
+
+def _frozen(model: Any) -> list[Any]:
+    """What it computes with and nothing changes: weights, and statistics, of layers not trained.
+
+    Those of layers that are trained, as of BatchNormalization, are of a rank's own batches.
+    """
+    frozen: list[Any] = []
+    for layer in model._flatten_layers():
+        frozen += [one for one in layer._trainable_variables if not one.trainable]
+        frozen += [] if layer.trainable else layer._non_trainable_variables
+    return frozen
 
 
 def _listed(callbacks: Any) -> list[Any]:
