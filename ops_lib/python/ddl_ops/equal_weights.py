@@ -67,6 +67,7 @@ def start_equal(
     begun: bool = False,
     since_join: bool = False,
     what: str = "weights",
+    compare_first: Callable[[], None] = lambda: None,
 ) -> bool:
     """Before their first gradients are reduced: ranks with other values get those of the first one.
 
@@ -85,6 +86,7 @@ def start_equal(
         since_join: their optimizer was made since the ranks have joined last: as anew, and no rank
             has newer ones by that.
         what: they are.
+        compare_first: what else the ranks compare where they are together.
 
     Returns whether they are equal now, as far as it can be known; False: they have no values yet.
 
@@ -110,6 +112,7 @@ def start_equal(
         if not new:
             _mark(variables, _BEGUN)
             return True
+        compare_first()
         mine = f"rank {PLACEMENT.rank} has {len(new)} {what}, others have more or fewer"
         digests, absent = _digests_of(values, len(values))
         root, indices = _differing(

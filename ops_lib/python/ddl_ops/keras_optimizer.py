@@ -20,6 +20,7 @@ from ddl_ops import averaging
 from ddl_ops.arrays import have_joined, say, times_joined
 from ddl_ops.collectives import without_scope
 from ddl_ops.environment import PLACEMENT, child_of_rank
+from ddl_ops.equal_settings import require_equal_settings
 from ddl_ops.equal_weights import require_equal, start_equal, start_fit_equal
 from ddl_ops.gradients import reduce_gradients, was_reduced, with_each_row_once
 from ddl_ops.lifecycle import initialised
@@ -243,7 +244,12 @@ def _started_equal(optimizer: Any, trainable_variables: Any) -> Any:
             setattr(optimizer, _STARTED, True)
         elif start_equal(trained, begun=not hasattr(optimizer, _FITTED), since_join=since):
             states = _states(optimizer, trained)
-            start_equal(states, since_join=since, what="states of the optimizer")
+            start_equal(
+                states,
+                since_join=since,
+                what="states of the optimizer",
+                compare_first=lambda: require_equal_settings([optimizer]),
+            )
             setattr(optimizer, _STARTED, True)
     return trainable_variables
 

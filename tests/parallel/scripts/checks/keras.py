@@ -22,6 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from ddl_ops import arrays, checkpoints, mid_epoch, preemption
+from ddl_ops.equal_settings import SettingsDifferError
 from ddl_ops.equal_weights import ModelsDifferError, WeightsDifferError
 from speech import RANK, SIZE, SLOWNESS
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
@@ -1142,6 +1143,63 @@ def keras_states_of_optimizers_start_equal() -> None:
             states = [np.asarray(v) for v in optimizer.variables]
             assert_same_everywhere([*model.get_weights(), *states])
             assert int(optimizer.iterations) == (2 if copies else 9)
+
+
+@check
+def keras_settings_of_optimizers_that_differ_are_named() -> None:
+    arrays._joins.clear()  # of other checks
+    x, y = map(my_part, whole_batch())
+    sgd, adam = keras.optimizers.SGD, keras.optimizers.Adam
+    cosine = keras.optimizers.schedules.CosineDecay
+    scaling = keras.optimizers.LossScaleOptimizer
+    ours = ddl.keras.DistributedOptimizer
+    last = RANK == SIZE - 1
+    rank = f"rank {SIZE - 1}"
+
+    class Own(keras.optimizers.SGD):
+        def get_config(self) -> dict[str, Any]:
+            return super().get_config() | {"seed": RANK, "path": f"rank-{RANK}", "of": print}
+
+    def said(optimizer: keras.optimizers.Optimizer, way: str) -> str:
+        model = keras_model(1)
+        model.compile(optimizer, "mse")
+        try:
+            if way == "loop":
+                _train_by_hand(model, optimizer, True)
+            else:
+                callbacks = [ddl.keras.BroadcastCallback()] if way == "callback" else []
+                model.fit(x, y, verbose=0, callbacks=callbacks)
+        except SettingsDifferError as error:
+            return str(error)
+        except Exception as error:  # a function's, of tf.autograph, which quotes ours
+            assert way == "loop" and "SettingsDifferError" in str(error), error
+            return str(error)
+        return ""
+
+    def close() -> float:
+        return float(np.nextafter(0.9, 1.0)) if last else 0.9
+
+    for way in ("fit", "callback", "loop"):
+        for wanted, make in (
+            (f"{rank}'s SGD has momentum = 0.9, rank 0's has 0", lambda: sgd(0.1, 0.9 * last)),
+            (
+                f"{rank}'s Adam has clipnorm = 1, rank 0's has None",
+                lambda: adam(clipnorm=1.0 if last else None),
+            ),
+            (f"{rank} has Adam, rank 0 SGD", lambda: (adam if last else sgd)(0.1)),
+            (
+                f"{rank}'s SGD has learning_rate.decay_steps = 12, rank 0's has 10",
+                lambda: sgd(cosine(0.1, 10 + 2 * last)),
+            ),
+            (
+                f"{rank}'s LossScaleOptimizer has inner_optimizer.momentum = 0.9, rank 0's has 0",
+                lambda: scaling(sgd(0.1, 0.9 * last)),
+            ),
+            ("", lambda: Own(0.1, momentum=close())),
+            ("", lambda: sgd(lambda: 0.1 + RANK * 0)),
+        ):
+            got = said(ours(make()), way)
+            assert (wanted in got) if wanted and SIZE > 1 else not got, (way, wanted, got)
 
 
 @check
