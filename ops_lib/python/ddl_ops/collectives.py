@@ -175,6 +175,14 @@ def _scaled(value: tf.Tensor, factor: float) -> tf.Tensor:
     return tf.cast(tf.cast(value, wide) * tf.constant(factor, wide), value.dtype)
 
 
+_broadcasts = False
+
+
+def has_broadcast() -> bool:
+    """Whether this rank has broadcast anything to or from the others, or made the op that does."""
+    return _broadcasts
+
+
 def bcast(
     value: tf.Tensor,
     name: str | None = None,
@@ -198,7 +206,9 @@ def bcast(
     ValueError if there is no such process set, or the root is not of it; RuntimeError before
     init().
     """
+    global _broadcasts
     _require_initialised("ddl.bcast()")
+    _broadcasts = True
     with device_of_collectives(process_set):
         return _made(
             operations().bcast,
@@ -219,7 +229,9 @@ def bcast_n(
     process_set: int = 0,
 ) -> list[tf.Tensor]:
     """Returns rank `root`'s tensors, all of one dtype, on every rank; in one go. Else as bcast."""
+    global _broadcasts
     _require_initialised("ddl.bcast_n()")
+    _broadcasts = True
     tensors = _one_dtype("ddl.bcast_n()", tensors)
     if not tensors:
         return []

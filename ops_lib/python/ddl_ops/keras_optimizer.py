@@ -18,7 +18,7 @@ import tensorflow as tf  # noqa: TID253
 
 from ddl_ops import averaging
 from ddl_ops.arrays import have_joined, say, times_joined
-from ddl_ops.collectives import without_scope
+from ddl_ops.collectives import has_broadcast, without_scope
 from ddl_ops.environment import PLACEMENT, child_of_rank
 from ddl_ops.equal_settings import require_equal_settings
 from ddl_ops.equal_weights import require_equal, start_equal, start_fit_equal
@@ -56,6 +56,10 @@ _numbers: collections.Counter[str] = collections.Counter()
 _numbers_lock = threading.Lock()
 # `within`: whether the thread is in the apply() of a distributed optimizer.
 _applying = threading.local()
+
+
+# Whose callbacks are known to broadcast, or not to.
+_KNOWN = ("keras", "ddl_ops", "horovod")
 
 
 def distribute(
@@ -436,6 +440,8 @@ def _hook_fit() -> None:
             callbacks = _listed(given.arguments["callbacks"])
             begins_alike = any(hasattr(one, BROADCASTS) for one in callbacks)
             own_step = averages_by_itself(self)  # which may mean its ranks to differ for a while
+            if not begins_alike and not own_step:
+                _look_for_broadcast(self.optimizer, callbacks)
             starts_equal = _starts_equal(getattr(self, "optimizer", None))
             if starts_equal and not own_step and not begins_alike:
                 begins_alike = start_fit_equal(
@@ -472,6 +478,27 @@ def _hook_fit() -> None:
 def _starts_equal(optimizer: Any) -> bool:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return is_distributed(optimizer) and not hasattr(inner, _REDUCE)
+
+
+def _look_for_broadcast(optimizer: Any, callbacks: Sequence[Any]) -> None:
+    """Warns of a fit() by another front-end's optimizer that may begin with different weights.
+
+    Whose ranks need not begin together, so they cannot compare. No warning where the script has
+    broadcast anything before, or has callbacks of its own, which may.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    own = any(type(one).__module__.partition(".")[0] not in _KNOWN for one in callbacks)
+    if PLACEMENT.rank == 0 and hasattr(inner, _REDUCE) and not own and not has_broadcast():
+        _warn_of_no_broadcast()
+
+
+@functools.cache
+def _warn_of_no_broadcast() -> None:
+    say(
+        "WARNING: fit() begins, and no rank has broadcast its weights: unless all have loaded the "
+        "same or set one seed, they train different models. Give fit() "
+        "hvd.callbacks.BroadcastGlobalVariablesCallback(0)."
+    )
 
 
 def _is_built(model: Any) -> bool:
