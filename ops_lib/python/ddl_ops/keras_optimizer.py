@@ -6,6 +6,7 @@ import collections
 import contextlib
 import functools
 import inspect
+import os
 import re
 import sys
 import threading
@@ -524,13 +525,27 @@ def _listed(callbacks: Any) -> list[Any]:
     return [one for one in keras.tree.flatten(callbacks) if one is not None]  # as Keras does
 
 
-# A number 1 in a path: that of the second rank, perhaps, so that each rank has a file of its own.
-_ONE = re.compile(r"(?<!\d)0*1(?!\d)")
+def is_own_path(path: str) -> bool:
+    """Whether a path has the number of this rank, or that within its host, so is perhaps its own.
+
+    Those of the job's folders are no rank's, such as a date in the name of a run.
+    """
+    path = os.path.abspath(path)
+    places = [os.getcwd(), *map(os.environ.get, ("CHECKPOINT_DIR", "RESULT_DIR"))]
+    folders = [os.path.join(os.path.abspath(place), "") for place in places if place]
+    start = max((len(one) for one in folders if path.startswith(one)), default=0)
+    own = {PLACEMENT.rank, PLACEMENT.local_rank} - {0}
+    if PLACEMENT.rank > 1:
+        own -= {1}  # as in run1
+    return any(int(number) in own for number in re.findall("[0-9]+", path[start:]))
 
 
 def _warn_of_shared_files(callbacks: Sequence[Any]) -> None:
-    """Of Keras's own callbacks that save, if they do so on the second rank as well."""
-    if PLACEMENT.rank != 1:
+    """Of Keras's own callbacks that save, if they do so on the last rank as well.
+
+    Its number is the one that a path has least often for another reason.
+    """
+    if PLACEMENT.size == 1 or PLACEMENT.rank != PLACEMENT.size - 1:
         return
     kinds = {
         keras.callbacks.ModelCheckpoint: "filepath",
@@ -539,7 +554,7 @@ def _warn_of_shared_files(callbacks: Sequence[Any]) -> None:
     for one in callbacks:
         if type(one) in kinds:
             place = str(getattr(one, kinds[type(one)]))
-            if not _ONE.search(place):
+            if not is_own_path(place):
                 _warn_of_shared_file(type(one).__name__, place)
 
 

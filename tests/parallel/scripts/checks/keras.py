@@ -1765,11 +1765,20 @@ def keras_states_that_an_earlier_release_saved_are_gone_on_from() -> None:
 def keras_files_that_all_ranks_save_are_warned_of() -> None:
     kinds = keras.callbacks
     own = Path(os.environ["DDL_PROGRESS"]).parent
-    # Of these nothing is saved. Below this job's folder, of any name, a 1 would be the rank's.
-    folder = Path("saved")
+    folder = Path("saved")  # nothing is
+    dated = own / "2026-01-01"
+    before = os.environ.get("CHECKPOINT_DIR")
+    os.environ["CHECKPOINT_DIR"] = str(dated)
     for saves, words in (
         (kinds.ModelCheckpoint(folder / "best.keras"), "take ddl.keras.CheckpointCallback in its"),
+        (kinds.ModelCheckpoint(dated / "best.keras"), "take ddl.keras.CheckpointCallback in its"),
         (kinds.ModelCheckpoint(folder / f"rank-{RANK}.keras"), ""),
+        (kinds.ModelCheckpoint(dated / f"{RANK:03}" / "best.keras"), ""),
+        # Where there are more ranks, the last one's path has another number.
+        (
+            kinds.ModelCheckpoint(folder / "run1" / "best.keras"),
+            "take ddl.keras.CheckpointCallback in its" if SIZE > 2 else "",
+        ),
         (kinds.BackupAndRestore(folder / "backup"), "take ddl.keras.PreemptionCallback in its"),
         (ddl.keras.CheckpointCallback(own / "whole.keras"), ""),
     ):
@@ -1778,6 +1787,8 @@ def keras_files_that_all_ranks_save_are_warned_of() -> None:
         with contextlib.redirect_stderr(io.StringIO()) as said:
             for _ in range(2):
                 model.fit(*map(my_part, whole_batch()), epochs=0, verbose=0, callbacks=[saves])
-        warned = RANK == 1 and bool(words)
+        warned = RANK == SIZE - 1 > 0 and bool(words)
         assert said.getvalue().count("WARNING: ") == warned, said.getvalue()
         assert not warned or words in said.getvalue(), said.getvalue()
+    del os.environ["CHECKPOINT_DIR"]
+    os.environ.update({"CHECKPOINT_DIR": before} if before else {})
