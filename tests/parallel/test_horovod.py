@@ -99,6 +99,45 @@ def test_a_script_without_horovodrun_updates_a_row_of_several_slices_once(output
     assert "table 1.0000 0.9001\n" in output, output
 
 
+_BEGINS = """
+import sys
+import keras
+import horovod.keras as hvd
+import numpy as np
+
+class Own(keras.callbacks.Callback):
+    pass
+
+def fit(*callbacks):
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.fit(np.ones([8, 4]), np.ones([8, 1]), verbose=0, callbacks=list(callbacks))
+
+hvd.init()
+{before}
+print("<%d> begins" % hvd.rank(), file=sys.stderr, flush=True)
+fit(keras.callbacks.History())
+fit()
+print("<%d> ended" % hvd.rank(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "warned"), [("fit(Own())", True), ("hvd.broadcast_object(1, 0)", False)]
+)
+def test_a_fit_that_nothing_was_broadcast_before_is_warned_of_once(
+    mpirun, run_command, tmp_path: Path, before: str, warned: bool
+):
+    (script := tmp_path / "train.py").write_text(_BEGINS.format(before=before))
+    environment = {"PYTHONPATH": HOROVOD_PATHS}
+    ended = run_command(mpirun_command(2, sys.executable, str(script)), environment, 240)
+    assert all(f"<{rank}> ended" in ended.output for rank in range(2)), ended.output
+    said = ended.output.split("<0> begins")
+    words = "ddl: rank 0: WARNING: fit() begins, and no rank has broadcast its weights"
+    assert [text.count(words) for text in said] == [0, int(warned)], ended.output
+    assert "rank 1: WARNING: fit() begins" not in ended.output
+
+
 _MOMENTS = """
 import keras
 import horovod.keras

@@ -216,8 +216,9 @@ Status Agreement::AgreeThroughCoordinator(const Proposal& proposal, const Reques
   const Status status = communicator_->rank() == 0 ? AgreeAsCoordinator(proposal, request, action)
                                                    : AgreeAsParticipant(proposal, request, action);
   reported_ = false;
+  // Rates may differ in their last bits.
   if (status.ok() && met && action->kind == Action::Kind::kRun && action->contributors == 0 &&
-      proposal.has_request()) {
+      proposal.has_request() && !request->rate.has_value()) {
     return Status(Code::kInternal, proposal.title() +
                                        ": digests differ where descriptions do not. Do all ranks "
                                        "run the same build of ddl?");

@@ -1,11 +1,15 @@
 #include "runtime/description.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <numeric>
+#include <optional>
+#include <tuple>
 
 #include "core/numbers.h"
 
@@ -18,6 +22,7 @@ enum Line : size_t {
   kNameLine,
   kOptionsLine,
   kStepLine,
+  kRateLine,
   kStreamLine,
   kHintLine,
   kFirstTensorLine,
@@ -34,6 +39,9 @@ constexpr char kRootOption[] = "root=";
 constexpr char kUnfusedOption[] = " mpi=true";
 constexpr char kCheckOption[] = " check=";
 constexpr char kOnGpu[] = "] on a GPU";
+// Processors of two kinds may compute one schedule's rate some units in the last place apart. The
+// weights, which they round as differently, are no worse for it.
+constexpr double kSameRate = 1e-6;
 
 std::vector<std::string> SplitLines(const std::string& text) {
   std::vector<std::string> lines;
@@ -80,7 +88,37 @@ std::string WithoutFirstDimension(std::string tensor) {
   return length == 0 ? tensor : tensor.replace(start, length, "?");
 }
 
-// All but the instance and the step, which change.
+// The shortest text that stands for this number and no other one: "0.001".
+std::string RateText(float rate) {
+  if (std::isnan(rate)) return "nan";  // with whatever sign and payload
+  std::string text;
+  for (int digits = 1; digits <= std::numeric_limits<float>::max_digits10; ++digits) {
+    text = Format("%.*g", digits, static_cast<double>(rate));
+    if (static_cast<float>(ReadNumber(text.c_str(), nullptr)) == rate) break;
+  }
+  return text;
+}
+
+uint64_t RateWord(const std::optional<float>& rate) {
+  if (!rate.has_value()) return 0;
+  const float value = std::isnan(*rate) ? std::numeric_limits<float>::quiet_NaN() : *rate;
+  uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return uint64_t{1} << 32 | bits;
+}
+
+bool SameRate(const std::string& one, const std::string& other) {
+  if (one.empty() || other.empty()) return false;
+  const double a = ReadNumber(one.c_str(), nullptr), b = ReadNumber(other.c_str(), nullptr);
+  return std::abs(a - b) <= kSameRate * std::min(std::abs(a), std::abs(b));
+}
+
+// As people write it: "0.001" for "0.0009999999".
+std::string RoundedRate(const std::string& rate) {
+  return rate.empty() ? rate : Format("%.6g", ReadNumber(rate.c_str(), nullptr));
+}
+
+// All but the instance, the step and the rate, which change.
 std::string Constant(const Request& request) {
   std::string text = request.op_name + "\n" + request.name + "\n" + OptionsOf(request) + "\n";
   text += request.stream;
@@ -120,6 +158,8 @@ std::string Describe(const Request& request) {
   std::string text = request.op_name + "\n" + request.name + request.instance + "\n" +
                      OptionsOf(request) + "\n";
   if (request.step >= 0) text += "step " + std::to_string(request.step);
+  text += "\n";
+  if (request.rate.has_value()) text += RateText(*request.rate);
   text += "\n" + request.stream + "\n" + request.hint;
   for (size_t i = 0; i < request.tensors.size(); ++i) text += "\n" + TensorLine(request, i);
   return text;
@@ -194,6 +234,7 @@ void Digest(const Request& request, uint64_t cancelled, uint64_t digest[2]) {
   digest[1] = signature->digest[1];
   if (!request.instance.empty()) MixText(request.instance, digest);
   Mix(static_cast<uint64_t>(request.step), digest);
+  Mix(RateWord(request.rate), digest);
   Mix(cancelled, digest);
 }
 
@@ -219,6 +260,7 @@ bool Compatible(const std::string& one, const std::string& other) {
   if (a.size() != b.size()) return false;
   for (size_t i = 0; i < a.size(); ++i) {
     if (i == kHintLine || a[i] == b[i]) continue;
+    if (i == kRateLine && SameRate(a[i], b[i])) continue;
     if (i < kFirstTensorLine || !gathered) return false;
     if (WithoutFirstDimension(a[i]) != WithoutFirstDimension(b[i])) return false;
   }
@@ -252,6 +294,15 @@ Status MismatchError(int rank, const std::string& their_text, int reference,
     return mismatch(who + " is at " + step(theirs[kStepLine]) + ", " + whom + " at " +
                     step(ours[kStepLine]) +
                     ". A rank has skipped or repeated a step: look for what it decides by itself.");
+  }
+  if (theirs[kRateLine] != ours[kRateLine] && !SameRate(theirs[kRateLine], ours[kRateLine])) {
+    std::string rate = RoundedRate(theirs[kRateLine]), other = RoundedRate(ours[kRateLine]);
+    if (rate == other) std::tie(rate, other) = std::tie(theirs[kRateLine], ours[kRateLine]);
+    return mismatch(who + " has " + (rate.empty() ? "no" : "a") + " learning rate" +
+                    (rate.empty() ? "" : " of " + rate) + ", " + whom + " " +
+                    (other.empty() ? "none" : "one of " + other) +
+                    ". Set it alike on all ranks. Where a callback does, as ReduceLROnPlateau, let "
+                    "all ranks see the same metric: put MetricAverageCallback before it.");
   }
   if (theirs[kStreamLine] != ours[kStreamLine]) {
     return mismatch(who + " asks from " + Thread(theirs[kStreamLine]) + ", " + whom + " from " +

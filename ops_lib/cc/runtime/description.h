@@ -11,7 +11,7 @@
 namespace ddl {
 
 // What a rank is about to do, in the form in which ranks compare it: one line each for op, name,
-// options, step, stream and hint, then one for each tensor.
+// options, step, learning rate, stream and hint, then one for each tensor.
 std::string Describe(const Request& request);
 
 // The request that such a text describes, without memory. Internal if it is no such text.
@@ -33,7 +33,7 @@ std::string Title(const Request& request);
 std::string StreamOf(const std::string& description);
 
 // Whether both describe one collective: they are equal, but for the first dimensions of tensors
-// that are gathered.
+// that are gathered, and for what processors of two kinds make of one learning rate.
 bool Compatible(const std::string& one, const std::string& other);
 
 // The first difference between what two ranks ask for, as InvalidArgument: which tensor, which

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,7 @@ struct Request {
   // on every rank. Empty: the main thread, or a request that is known by its name alone.
   std::string stream;
   int64_t step = -1;  // of the training; -1: not known
+  std::optional<float> rate;  // at which the step learns, if the ranks are to compare it
   // Requests of one run of a graph fail together, because TensorFlow ends a run at its first error.
   // Process-wide; 0: this one fails alone.
   int64_t run = 0;

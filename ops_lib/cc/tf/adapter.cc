@@ -69,7 +69,8 @@ absl::Status KernelCompletion::WithContext(
   return use(complete_ ? nullptr : context_);
 }
 
-bool RegisterForGpus(const char* op, bool adds, const char* on_host, KernelFactory create) {
+bool RegisterForGpus(const char* op, bool adds, const std::vector<const char*>& on_host,
+                     KernelFactory create) {
   Config config;
   const NcclLibrary* library = nullptr;
   // A setting without meaning is an error of the engine's start.
@@ -83,7 +84,7 @@ bool RegisterForGpus(const char* op, bool adds, const char* on_host, KernelFacto
   }
   tf::KernelDefBuilder builder(op);
   builder.Device(tf::DEVICE_GPU).TypeConstraint("T", types);
-  if (on_host != nullptr) builder.HostMemory(on_host);
+  for (const char* argument : on_host) builder.HostMemory(argument);
   // The registry keeps what this hands over; the object itself holds nothing.
   tf::kernel_factory::OpKernelRegistrar(builder.Build(), op, create);
   return true;

@@ -140,11 +140,12 @@ using KernelFactory = tensorflow::OpKernel* (*)(tensorflow::OpKernelConstruction
 // allows it; returns whether it did. Else TensorFlow must know of none: it would choose the GPU
 // where only the host's memory will do, and without one it copies by itself. For what NCCL `adds`,
 // or what it moves: of the plain types all but int32, which TensorFlow keeps in the host's memory,
-// where also the output `on_host` stays.
-bool RegisterForGpus(const char* op, bool adds, const char* on_host, KernelFactory create);
+// where also the inputs and outputs `on_host` stay.
+bool RegisterForGpus(const char* op, bool adds, const std::vector<const char*>& on_host,
+                     KernelFactory create);
 
 template <class Kernel>
-bool RegisterForGpus(const char* op, bool adds, const char* on_host = nullptr) {
+bool RegisterForGpus(const char* op, bool adds, const std::vector<const char*>& on_host = {}) {
   return RegisterForGpus(op, adds, on_host,
                          [](tensorflow::OpKernelConstruction* construction)
                              -> tensorflow::OpKernel* { return new Kernel(construction); });

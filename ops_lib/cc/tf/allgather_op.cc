@@ -146,7 +146,7 @@ class AllGatherOp : public CollectiveKernel {
 REGISTER_KERNEL_BUILDER(Name("AllGather").Device(tf::DEVICE_CPU), AllGatherOp);
 REGISTER_KERNEL_BUILDER(Name("AllGatherN").Device(tf::DEVICE_CPU), AllGatherOp);
 [[maybe_unused]] const bool allgather_on_gpus =
-    RegisterForGpus<AllGatherOp>("AllGather", /*adds=*/false, /*on_host=*/"sizes");
+    RegisterForGpus<AllGatherOp>("AllGather", /*adds=*/false, /*on_host=*/{"sizes"});
 
 }  // namespace
 }  // namespace ddl

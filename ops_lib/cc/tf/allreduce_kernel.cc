@@ -75,9 +75,15 @@ void AllReduceKernel::Start(tf::OpKernelContext* context, DoneCallback done) {
     request.tensors.push_back(ToBuffer(in, *output));
   }
   if (first_ > 0) {
-    OP_REQUIRES_ASYNC(context, tf::TensorShapeUtils::IsScalar(context->input(0).shape()),
-                      absl::InvalidArgumentError("AllReduceAtStep: step must be a scalar."), done);
+    bool scalars = first_ <= 2;
+    for (int i = 0; i < first_; ++i) {
+      scalars = scalars && tf::TensorShapeUtils::IsScalar(context->input(i).shape());
+    }
+    OP_REQUIRES_ASYNC(
+        context, scalars,
+        absl::InvalidArgumentError("AllReduceAtStep: step and rate must be scalars."), done);
     request.step = std::max<int64_t>(0, context->input(0).scalar<int64_t>()());
+    if (first_ > 1) request.rate = context->input(1).scalar<float>()();
   }
   SetReduction(op_, &request);
   request.unfused = unfused_;

@@ -10,7 +10,7 @@ namespace ddl {
 
 // Reduces each input over the ranks into the output of the same index. Serves AllReduce (one tensor),
 // AllReduceN, which has the attributes `mpi` and `check` besides, and AllReduceAtStep, whose first
-// input is the step of the training.
+// inputs are the step of the training and, perhaps, the learning rate.
 class AllReduceKernel : public CollectiveKernel {
  public:
   explicit AllReduceKernel(tensorflow::OpKernelConstruction* construction);

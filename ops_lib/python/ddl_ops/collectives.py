@@ -175,6 +175,14 @@ def _scaled(value: tf.Tensor, factor: float) -> tf.Tensor:
     return tf.cast(tf.cast(value, wide) * tf.constant(factor, wide), value.dtype)
 
 
+_broadcasts = False
+
+
+def has_broadcast() -> bool:
+    """Whether this rank has broadcast anything to or from the others, or made the op that does."""
+    return _broadcasts
+
+
 def bcast(
     value: tf.Tensor,
     name: str | None = None,
@@ -198,7 +206,9 @@ def bcast(
     ValueError if there is no such process set, or the root is not of it; RuntimeError before
     init().
     """
+    global _broadcasts
     _require_initialised("ddl.bcast()")
+    _broadcasts = True
     with device_of_collectives(process_set):
         return _made(
             operations().bcast,
@@ -219,7 +229,9 @@ def bcast_n(
     process_set: int = 0,
 ) -> list[tf.Tensor]:
     """Returns rank `root`'s tensors, all of one dtype, on every rank; in one go. Else as bcast."""
+    global _broadcasts
     _require_initialised("ddl.bcast_n()")
+    _broadcasts = True
     tensors = _one_dtype("ddl.bcast_n()", tensors)
     if not tensors:
         return []
@@ -547,6 +559,7 @@ def allreduce_n(
     prescale: float = 1.0,
     postscale: float = 1.0,
     process_set: int = 0,
+    rate: tf.Tensor | None = None,
 ) -> list[tf.Tensor]:
     """Averages each tensor over the ranks, or reduces it in another way; returns them in order.
 
@@ -560,6 +573,8 @@ def allreduce_n(
         op: as in allreduce.
         prescale: as in allreduce.
         postscale: as in allreduce.
+        rate: with `step`: the learning rate, a float32 scalar. Ranks with others, or without one,
+            get an InvalidArgumentError, too; the last bits may differ.
 
     All ranks get the same bits. The tensors have a dtype of allreduce, all the same one, and any
     shapes. The halves are added as float32 and rounded once, or twice where several hosts have
@@ -577,7 +592,7 @@ def allreduce_n(
         at_step = step is not None
         reduced = _made(
             operations().all_reduce_at_step if at_step else operations().all_reduce_n,
-            *([step, scaled] if at_step else [scaled]),
+            *([step, [] if rate is None else [rate], scaled] if at_step else [scaled]),
             op=how,
             mismatch=mismatch,
             what="ddl.allreduce_n()",

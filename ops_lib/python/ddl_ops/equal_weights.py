@@ -67,6 +67,7 @@ def start_equal(
     begun: bool = False,
     since_join: bool = False,
     what: str = "weights",
+    compare_first: Callable[[], None] = lambda: None,
 ) -> bool:
     """Before their first gradients are reduced: ranks with other values get those of the first one.
 
@@ -85,6 +86,7 @@ def start_equal(
         since_join: their optimizer was made since the ranks have joined last: as anew, and no rank
             has newer ones by that.
         what: they are.
+        compare_first: what else the ranks compare where they are together.
 
     Returns whether they are equal now, as far as it can be known; False: they have no values yet.
 
@@ -110,6 +112,7 @@ def start_equal(
         if not new:
             _mark(variables, _BEGUN)
             return True
+        compare_first()
         mine = f"rank {PLACEMENT.rank} has {len(new)} {what}, others have more or fewer"
         digests, absent = _digests_of(values, len(values))
         root, indices = _differing(
@@ -125,6 +128,42 @@ def start_equal(
             "does that for what is not trained, too."
         )
     return True
+
+
+def start_fit_equal(trained: Sequence[Any], frozen: Sequence[Any], *, built: bool) -> bool:
+    """Where a fit() begins: ranks with other weights get those of the first one. Collective.
+
+    Args:
+        trained: what the model trains, so far as it has it yet.
+        frozen: what it only computes with, of layers that are not trained.
+        built: whether it has all of it. Rank 0 alone may have called it, or loaded it.
+
+    Returns whether all ranks have some, and they are equal now. False: the first step makes equal
+    what it trains, when all have built it.
+
+    Raises:
+        ModelsDifferError: on every rank, where their numbers or shapes differ.
+    """
+    if PLACEMENT.size == 1 or not initialised():
+        return bool(trained)
+    counts = np.zeros((PLACEMENT.size, 3), np.int64)
+    counts[PLACEMENT.rank] = len(trained), len(frozen), not built
+    arrays.add("the numbers of weights at the start", counts)
+    differ = counts[:, :2] != counts[0, :2]
+    if differ.any() and not counts[:, 2].any():
+        rank = np.flatnonzero(differ.any(axis=1))[0]
+        raise ModelsDifferError(
+            f"The ranks built different models: rank {rank} trains {counts[rank, 0]} weights and "
+            f"has {counts[rank, 1]} frozen ones, rank 0 trains {counts[0, 0]} and has "
+            f"{counts[0, 1]}. Freeze the same layers on all ranks. {BUILD_ALIKE}"
+        )
+    trained_differ, frozen_differ = differ.any(axis=0)
+    if not frozen_differ:
+        start_equal(frozen, anew=True, what="weights of frozen layers")
+    if trained_differ:
+        return False
+    start_equal(trained, anew=True)
+    return bool(trained)
 
 
 def start_equal_in_session(

@@ -336,6 +336,7 @@ def reduce_gradients(
     sparse_as_dense: bool | None = None,
     reduce_n: Callable[..., list[tf.Tensor]] = allreduce_n,
     step: tf.Tensor | None = None,
+    rate: tf.Tensor | None = None,
     ranks: tuple[int, ...] = ALL_RANKS,
 ) -> list[tf.Tensor | tf.IndexedSlices | None]:
     """Averages (or sums) gradients over the ranks; returns them in order.
@@ -349,6 +350,7 @@ def reduce_gradients(
             than the rows of the variable. None: as DDL_SPARSE_AS_DENSE says.
         reduce_n: reduces dense tensors of one dtype, given with `average` and a name.
         step: of the training, an int64 scalar: an error where ranks are at different ones.
+        rate: with `step`: the learning rate, a float32 scalar: an error where ranks have others.
         ranks: over which `reduce_n` reduces, if these are not all.
 
     A gradient that this function has returned before, or that is marked as reduced over these ranks
@@ -369,7 +371,7 @@ def reduce_gradients(
     if sparse_as_dense is None:
         sparse_as_dense = default_sparse_as_dense()
     if step is not None:
-        reduce_n = functools.partial(reduce_n, step=step)
+        reduce_n = functools.partial(reduce_n, step=step, rate=rate)
     reduced = list(gradients)
     present = [
         i

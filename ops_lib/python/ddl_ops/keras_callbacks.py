@@ -20,6 +20,7 @@ from ddl_ops import progress
 from ddl_ops.checkpoints import newest_best, note_epochs, noted_best
 from ddl_ops.collectives import allreduce_n, barrier, bcast, join
 from ddl_ops.environment import PLACEMENT, checkpoint_folder
+from ddl_ops.equal_settings import require_equal_settings
 from ddl_ops.equal_weights import (
     common_path,
     mark_equal,
@@ -142,7 +143,8 @@ class BroadcastCallback(keras.callbacks.Callback):
     States of random generators stay as they are, so that ranks drop different units. Does nothing
     outside mpirun. fit() raises RuntimeError if the model has no weights yet or its optimizer does
     not average gradients (a model with a train_step() of its own may do so itself), and on every
-    rank InvalidArgumentError if models differ, ModelsDifferError if vocabularies of layers do.
+    rank InvalidArgumentError if models differ, ModelsDifferError if vocabularies of layers do,
+    SettingsDifferError if settings of optimizers do.
     """
 
     # Keras may call on_train_batch_end from threads of its own, and need not wait for the loss.
@@ -176,6 +178,7 @@ class BroadcastCallback(keras.callbacks.Callback):
                 "model.compile(ddl.keras.DistributedOptimizer(model.optimizer), ...)"
             )
         _require_equal_vocabularies(self.model)
+        require_equal_settings(optimizers_of(self.model))
         self._broadcast(root=0)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

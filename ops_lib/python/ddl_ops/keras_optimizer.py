@@ -6,6 +6,7 @@ import collections
 import contextlib
 import functools
 import inspect
+import os
 import re
 import sys
 import threading
@@ -18,9 +19,10 @@ import tensorflow as tf  # noqa: TID253
 
 from ddl_ops import averaging
 from ddl_ops.arrays import have_joined, say, times_joined
-from ddl_ops.collectives import without_scope
+from ddl_ops.collectives import has_broadcast, without_scope
 from ddl_ops.environment import PLACEMENT, child_of_rank
-from ddl_ops.equal_weights import require_equal, start_equal
+from ddl_ops.equal_settings import require_equal_settings
+from ddl_ops.equal_weights import require_equal, start_equal, start_fit_equal
 from ddl_ops.gradients import reduce_gradients, was_reduced, with_each_row_once
 from ddl_ops.lifecycle import initialised
 from ddl_ops.program_order import stream
@@ -55,6 +57,10 @@ _numbers: collections.Counter[str] = collections.Counter()
 _numbers_lock = threading.Lock()
 # `within`: whether the thread is in the apply() of a distributed optimizer.
 _applying = threading.local()
+
+
+# Whose callbacks are known to broadcast, or not to.
+_KNOWN = ("keras", "ddl_ops", "horovod")
 
 
 def distribute(
@@ -243,7 +249,12 @@ def _started_equal(optimizer: Any, trainable_variables: Any) -> Any:
             setattr(optimizer, _STARTED, True)
         elif start_equal(trained, begun=not hasattr(optimizer, _FITTED), since_join=since):
             states = _states(optimizer, trained)
-            start_equal(states, since_join=since, what="states of the optimizer")
+            start_equal(
+                states,
+                since_join=since,
+                what="states of the optimizer",
+                compare_first=lambda: require_equal_settings([optimizer]),
+            )
             setattr(optimizer, _STARTED, True)
     return trainable_variables
 
@@ -262,8 +273,26 @@ def _states(optimizer: Any, trained: Sequence[Any]) -> list[Any]:
 
 def _reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
     step = tf.cast(tf.convert_to_tensor(optimizer.iterations), tf.int64)
-    reduced = reduce_gradients(list(grads), name=_name_of_gradients(optimizer), step=step)
+    reduced = reduce_gradients(
+        list(grads), name=_name_of_gradients(optimizer), step=step, rate=_rate(optimizer)
+    )
     return [with_each_row_once(grad) for grad in reduced]
+
+
+def _rate(optimizer: Any) -> tf.Tensor | None:
+    """The learning rate, float32, scalar: weights that learn at different ones drift apart.
+
+    None where it has none, as one of several optimizers, or that is a function of the script's,
+    which need not give the same when it is called once more.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # loss scaling's own is 0
+    rate = getattr(optimizer, "_learning_rate", None)
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        rate = optimizer.learning_rate
+    elif not isinstance(rate, keras.Variable) or not hasattr(optimizer, "learning_rate"):
+        return None
+    rate = tf.cast(tf.convert_to_tensor(rate), tf.float32)
+    return rate if rate.shape == () else None
 
 
 def _name_of_gradients(optimizer: Any) -> str:
@@ -412,10 +441,13 @@ def _hook_fit() -> None:
             callbacks = _listed(given.arguments["callbacks"])
             begins_alike = any(hasattr(one, BROADCASTS) for one in callbacks)
             own_step = averages_by_itself(self)  # which may mean its ranks to differ for a while
+            if not begins_alike and not own_step:
+                _look_for_broadcast(self.optimizer, callbacks)
             starts_equal = _starts_equal(getattr(self, "optimizer", None))
             if starts_equal and not own_step and not begins_alike:
-                start_equal(self.trainable_variables, anew=True)
-                begins_alike = bool(self.trainable_variables)  # one not built begins with its step
+                begins_alike = start_fit_equal(
+                    self.trainable_variables, _frozen(self), built=_is_built(self)
+                )
             if starts_equal and begins_alike:
                 setattr(self.optimizer, _FITTED, True)
             compare = [one for one in callbacks if getattr(one, COMPARES, False)]
@@ -449,6 +481,43 @@ def _starts_equal(optimizer: Any) -> bool:
     return is_distributed(optimizer) and not hasattr(inner, _REDUCE)
 
 
+def _look_for_broadcast(optimizer: Any, callbacks: Sequence[Any]) -> None:
+    """Warns of a fit() by another front-end's optimizer that may begin with different weights.
+
+    Whose ranks need not begin together, so they cannot compare. No warning where the script has
+    broadcast anything before, or has callbacks of its own, which may.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    own = any(type(one).__module__.partition(".")[0] not in _KNOWN for one in callbacks)
+    if PLACEMENT.rank == 0 and hasattr(inner, _REDUCE) and not own and not has_broadcast():
+        _warn_of_no_broadcast()
+
+
+@functools.cache
+def _warn_of_no_broadcast() -> None:
+    say(
+        "WARNING: fit() begins, and no rank has broadcast its weights: unless all have loaded the "
+        "same or set one seed, they train different models. Give fit() "
+        "hvd.callbacks.BroadcastGlobalVariablesCallback(0)."
+    )
+
+
+def _is_built(model: Any) -> bool:
+    return bool(model.built) and all(part.built for part in model._flatten_layers())
+
+
+def _frozen(model: Any) -> list[Any]:
+    """What it computes with and nothing changes: weights, and statistics, of layers not trained.
+
+    Those of layers that are trained, as of BatchNormalization, are of a rank's own batches.
+    """
+    frozen: list[Any] = []
+    for layer in model._flatten_layers():
+        frozen += [one for one in layer._trainable_variables if not one.trainable]
+        frozen += [] if layer.trainable else layer._non_trainable_variables
+    return frozen
+
+
 def _listed(callbacks: Any) -> list[Any]:
     """Those given to fit(); of a CallbackList the list that it calls."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -456,13 +525,27 @@ def _listed(callbacks: Any) -> list[Any]:
     return [one for one in keras.tree.flatten(callbacks) if one is not None]  # as Keras does
 
 
-# A number 1 in a path: that of the second rank, perhaps, so that each rank has a file of its own.
-_ONE = re.compile(r"(?<!\d)0*1(?!\d)")
+def is_own_path(path: str) -> bool:
+    """Whether a path has the number of this rank, or that within its host, so is perhaps its own.
+
+    Those of the job's folders are no rank's, such as a date in the name of a run.
+    """
+    path = os.path.abspath(path)
+    places = [os.getcwd(), *map(os.environ.get, ("CHECKPOINT_DIR", "RESULT_DIR"))]
+    folders = [os.path.join(os.path.abspath(place), "") for place in places if place]
+    start = max((len(one) for one in folders if path.startswith(one)), default=0)
+    own = {PLACEMENT.rank, PLACEMENT.local_rank} - {0}
+    if PLACEMENT.rank > 1:
+        own -= {1}  # as in run1
+    return any(int(number) in own for number in re.findall("[0-9]+", path[start:]))
 
 
 def _warn_of_shared_files(callbacks: Sequence[Any]) -> None:
-    """Of Keras's own callbacks that save, if they do so on the second rank as well."""
-    if PLACEMENT.rank != 1:
+    """Of Keras's own callbacks that save, if they do so on the last rank as well.
+
+    Its number is the one that a path has least often for another reason.
+    """
+    if PLACEMENT.size == 1 or PLACEMENT.rank != PLACEMENT.size - 1:
         return
     kinds = {
         keras.callbacks.ModelCheckpoint: "filepath",
@@ -471,7 +554,7 @@ def _warn_of_shared_files(callbacks: Sequence[Any]) -> None:
     for one in callbacks:
         if type(one) in kinds:
             place = str(getattr(one, kinds[type(one)]))
-            if not _ONE.search(place):
+            if not is_own_path(place):
                 _warn_of_shared_file(type(one).__name__, place)
 
 

@@ -1,7 +1,11 @@
 #include "runtime/request_queue.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
 #include <random>
+#include <utility>
 
 #include "check.h"
 #include "runtime/description.h"
@@ -390,7 +394,37 @@ TEST(ADescriptionTellsAllThatAJoinedRankNeeds) {
   request.kind = Request::Kind::kBroadcast;
   request.root = 3;
   CHECK(Parse(Describe(request), &read).ok() && read.root == 3, "");
-  CHECK(!Parse("Op\nname\nop=sum\n\n\n\nfloat99[2]", &read).ok(), "");
+  CHECK(!Parse("Op\nname\nop=sum\n\n\n\n\nfloat99[2]", &read).ok(), "");
+}
+
+TEST(LearningRatesAreComparedButForTheirLastBits) {
+  using Kind = Decision::Kind;
+  const auto decide = [](std::optional<float> one, std::optional<float> other) {
+    Request a = Ask("a", true), b = Ask("a", true);
+    a.rate = one;
+    b.rate = other;
+    uint64_t of_a[2], of_b[2];
+    ddl::Digest(a, 0, of_a);
+    ddl::Digest(b, 0, of_b);
+    Decision decision = ddl::Decide({Proposed(a), Proposed(b)});
+    const bool equal = of_a[0] == of_b[0] && of_a[1] == of_b[1];
+    CHECK(!equal || decision.kind == Kind::kRun, decision.status.message());
+    return decision;
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const float rate : {0.0f, 1e-3f, 0.1f, 1e-40f, 3e38f, nan}) {
+    CHECK(decide(rate, rate).kind == Kind::kRun, std::to_string(rate));
+    CHECK(decide(rate, std::nullopt).kind == Kind::kFail, std::to_string(rate));
+  }
+  CHECK(decide(nan, -nan).kind == Kind::kRun, "");
+  CHECK(decide(0.1f, std::nextafter(0.1f, 1.0f)).kind == Kind::kRun, "");
+  using Rates = std::pair<float, float>;
+  for (const auto& [one, other] : {Rates{0.1f, 0.10001f}, Rates{1e-3f, 1e-4f}, Rates{1, nan}}) {
+    CHECK(decide(one, other).kind == Kind::kFail, std::to_string(one));
+  }
+  const std::string said = decide(1e-3f, 1e-4f).status.message();
+  const std::string rates = "rank 1 has a learning rate of 0.0001, rank 0 one of 0.001. ";
+  CHECK(said.find(rates) != std::string::npos, said);
 }
 
 TEST(UnorderedRequestsOfOneNameAreKnownByTheirThreadToo) {

@@ -22,6 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from ddl_ops import arrays, checkpoints, mid_epoch, preemption
+from ddl_ops.equal_settings import SettingsDifferError
 from ddl_ops.equal_weights import ModelsDifferError, WeightsDifferError
 from speech import RANK, SIZE, SLOWNESS
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
@@ -830,6 +831,85 @@ def keras_weights_that_are_restored_at_the_end_are_compared() -> None:
         assert SIZE == 1
 
 
+class _LossOfItsOwn(keras.callbacks.Callback):
+    def __init__(self, losses: list[float]) -> None:
+        super().__init__()
+        self._losses = losses
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+        logs["val_loss"] = self._losses[epoch]
+
+
+@check
+def keras_learning_rates_that_part_are_an_error_on_every_rank() -> None:
+    """ReduceLROnPlateau by the val_loss of the rank's own data, and nothing compares at the end."""
+    sgd, scaling = keras.optimizers.SGD, keras.optimizers.LossScaleOptimizer
+    distribute = ddl.keras.DistributedOptimizer
+    x, y = map(my_part, whole_batch())
+    for optimizer in (
+        distribute(sgd(0.1)),
+        distribute(scaling(sgd(0.1))),
+        scaling(distribute(sgd(0.1))),
+        distribute(sgd(0.1), backward_passes_per_step=2),
+        distribute(sgd(lambda: 0.1 + RANK)),  # a function of the script's own is not asked
+    ):
+        model = keras_model(1)
+        model.compile(optimizer, "mse")
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        sets = isinstance(inner._learning_rate, keras.Variable)
+        average = ddl.keras.MetricAverageCallback()
+        for averages in (True, False):
+            own = _LossOfItsOwn([1.0, 2.0, 3.0] if RANK else [3.0, 2.0, 1.0])
+            plateau = keras.callbacks.ReduceLROnPlateau("val_loss", patience=1)
+            callbacks = [own, *[average] * averages, *[plateau] * sets]
+            said = ""
+            try:
+                model.fit(x, y, epochs=3, batch_size=2, verbose=0, callbacks=callbacks)
+            except tf.errors.InvalidArgumentError as error:
+                said = error.message
+            rates = "rank 1 has a learning rate of 0.0001, rank 0 one of 0.001. "
+            assert (rates in said) == (SIZE > 1 and sets and not averages), said
+            assert not said or "put MetricAverageCallback before" in said
+
+
+class _DropsByItsOwnData(keras.optimizers.schedules.LearningRateSchedule):
+    """After a number of steps that each rank has worked out by itself, and tells nobody."""
+
+    def __call__(self, step: Any) -> Any:
+        return tf.where(step <= 2 + RANK, 0.1, 0.01)
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+@check
+def keras_learning_rates_of_loops_and_schedules_are_compared() -> None:
+    schedules = keras.optimizers.schedules
+    model = keras_model(1)
+    x, y = map(my_part, whole_batch())
+
+    def step(optimizer: keras.optimizers.Optimizer) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    for run in (step, tf.function(step)):
+        optimizer = ddl.keras.DistributedOptimizer(
+            keras.optimizers.Adam(schedules.CosineDecay(0.1, 5))
+        )
+        for _ in range(7):
+            run(optimizer)
+    for run in (step, tf.function(step)):
+        optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(_DropsByItsOwnData()))
+        for _ in range(3):
+            run(optimizer)
+        if SIZE == 1:
+            continue
+        message = mismatch(lambda run=run, optimizer=optimizer: run(optimizer))
+        assert "rank 1 has a learning rate of 0.1, rank 0 one of 0.01. " in message, message
+
+
 class _Stops(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         self.model.stop_training = batch == 1
@@ -1000,6 +1080,50 @@ def keras_variables_that_are_made_after_a_join_start_equal() -> None:
 
 
 @check
+def keras_frozen_layers_start_a_fit_equal() -> None:
+    """As those of a pretrained part that each rank has made, or rank 0 alone has loaded."""
+    x, y = map(my_part, whole_batch())
+
+    def compiled(layers: list[keras.layers.Layer]) -> keras.Model:
+        model = keras.Sequential(layers)
+        model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        return model
+
+    def layers() -> list[keras.layers.Layer]:
+        keras.utils.set_random_seed(RANK + 1)
+        parts = [keras.layers.Dense(4), keras.layers.BatchNormalization()]
+        pretrained = keras.Sequential([keras.Input((5,)), *parts])
+        pretrained.layers[1].moving_mean.assign(np.random.rand(4))
+        pretrained.trainable = False
+        return [pretrained, keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+
+    for calls in (range(SIZE), [0], []):  # whoever has built it before
+        model = compiled(layers())
+        if RANK in calls:
+            model(x)
+        for _ in range(2):
+            model.fit(x, y, verbose=0)
+            assert_same_everywhere([np.asarray(v) for v in model.trainable_variables])
+            assert_same_everywhere([np.asarray(v) for v in model.layers[0].weights])
+        mean = np.asarray(model.layers[1].moving_mean)  # of a rank's own batches
+        total = ddl.allreduce(tf.constant(mean)).numpy()
+        assert np.allclose(mean, total) == (SIZE == 1)
+
+    if SIZE == 1:
+        return
+    unfrozen = [keras.Input((5,)), *layers()]
+    unfrozen[1].trainable = RANK == 0
+    try:
+        compiled(unfrozen).fit(x, y, verbose=0)
+    except ModelsDifferError as error:
+        said = str(error)
+        assert "rank 1 trains 4 weights and has 6 frozen ones, rank 0 trains 8" in said, said
+        assert "Freeze the same layers on all ranks." in said, said
+    else:
+        raise AssertionError("no error")
+
+
+@check
 def keras_states_of_optimizers_start_equal() -> None:
     """Some have a copy of the weights; and rank 0 alone may have restored one."""
     arrays._joins.clear()  # of other checks
@@ -1019,6 +1143,63 @@ def keras_states_of_optimizers_start_equal() -> None:
             states = [np.asarray(v) for v in optimizer.variables]
             assert_same_everywhere([*model.get_weights(), *states])
             assert int(optimizer.iterations) == (2 if copies else 9)
+
+
+@check
+def keras_settings_of_optimizers_that_differ_are_named() -> None:
+    arrays._joins.clear()  # of other checks
+    x, y = map(my_part, whole_batch())
+    sgd, adam = keras.optimizers.SGD, keras.optimizers.Adam
+    cosine = keras.optimizers.schedules.CosineDecay
+    scaling = keras.optimizers.LossScaleOptimizer
+    ours = ddl.keras.DistributedOptimizer
+    last = RANK == SIZE - 1
+    rank = f"rank {SIZE - 1}"
+
+    class Own(keras.optimizers.SGD):
+        def get_config(self) -> dict[str, Any]:
+            return super().get_config() | {"seed": RANK, "path": f"rank-{RANK}", "of": print}
+
+    def said(optimizer: keras.optimizers.Optimizer, way: str) -> str:
+        model = keras_model(1)
+        model.compile(optimizer, "mse")
+        try:
+            if way == "loop":
+                _train_by_hand(model, optimizer, True)
+            else:
+                callbacks = [ddl.keras.BroadcastCallback()] if way == "callback" else []
+                model.fit(x, y, verbose=0, callbacks=callbacks)
+        except SettingsDifferError as error:
+            return str(error)
+        except Exception as error:  # a function's, of tf.autograph, which quotes ours
+            assert way == "loop" and "SettingsDifferError" in str(error), error
+            return str(error)
+        return ""
+
+    def close() -> float:
+        return float(np.nextafter(0.9, 1.0)) if last else 0.9
+
+    for way in ("fit", "callback", "loop"):
+        for wanted, make in (
+            (f"{rank}'s SGD has momentum = 0.9, rank 0's has 0", lambda: sgd(0.1, 0.9 * last)),
+            (
+                f"{rank}'s Adam has clipnorm = 1, rank 0's has None",
+                lambda: adam(clipnorm=1.0 if last else None),
+            ),
+            (f"{rank} has Adam, rank 0 SGD", lambda: (adam if last else sgd)(0.1)),
+            (
+                f"{rank}'s SGD has learning_rate.decay_steps = 12, rank 0's has 10",
+                lambda: sgd(cosine(0.1, 10 + 2 * last)),
+            ),
+            (
+                f"{rank}'s LossScaleOptimizer has inner_optimizer.momentum = 0.9, rank 0's has 0",
+                lambda: scaling(sgd(0.1, 0.9 * last)),
+            ),
+            ("", lambda: Own(0.1, momentum=close())),
+            ("", lambda: sgd(lambda: 0.1 + RANK * 0)),
+        ):
+            got = said(ours(make()), way)
+            assert (wanted in got) if wanted and SIZE > 1 else not got, (way, wanted, got)
 
 
 @check
@@ -1584,11 +1765,20 @@ def keras_states_that_an_earlier_release_saved_are_gone_on_from() -> None:
 def keras_files_that_all_ranks_save_are_warned_of() -> None:
     kinds = keras.callbacks
     own = Path(os.environ["DDL_PROGRESS"]).parent
-    # Of these nothing is saved. Below this job's folder, of any name, a 1 would be the rank's.
-    folder = Path("saved")
+    folder = Path("saved")  # nothing is
+    dated = own / "2026-01-01"
+    before = os.environ.get("CHECKPOINT_DIR")
+    os.environ["CHECKPOINT_DIR"] = str(dated)
     for saves, words in (
         (kinds.ModelCheckpoint(folder / "best.keras"), "take ddl.keras.CheckpointCallback in its"),
+        (kinds.ModelCheckpoint(dated / "best.keras"), "take ddl.keras.CheckpointCallback in its"),
         (kinds.ModelCheckpoint(folder / f"rank-{RANK}.keras"), ""),
+        (kinds.ModelCheckpoint(dated / f"{RANK:03}" / "best.keras"), ""),
+        # Where there are more ranks, the last one's path has another number.
+        (
+            kinds.ModelCheckpoint(folder / "run1" / "best.keras"),
+            "take ddl.keras.CheckpointCallback in its" if SIZE > 2 else "",
+        ),
         (kinds.BackupAndRestore(folder / "backup"), "take ddl.keras.PreemptionCallback in its"),
         (ddl.keras.CheckpointCallback(own / "whole.keras"), ""),
     ):
@@ -1597,6 +1787,8 @@ def keras_files_that_all_ranks_save_are_warned_of() -> None:
         with contextlib.redirect_stderr(io.StringIO()) as said:
             for _ in range(2):
                 model.fit(*map(my_part, whole_batch()), epochs=0, verbose=0, callbacks=[saves])
-        warned = RANK == 1 and bool(words)
+        warned = RANK == SIZE - 1 > 0 and bool(words)
         assert said.getvalue().count("WARNING: ") == warned, said.getvalue()
         assert not warned or words in said.getvalue(), said.getvalue()
+    del os.environ["CHECKPOINT_DIR"]
+    os.environ.update({"CHECKPOINT_DIR": before} if before else {})

@@ -221,6 +221,37 @@ def steps_that_differ_are_an_error_and_not_an_average() -> None:
 
 
 @check
+def learning_rates_that_differ_are_an_error_on_every_rank() -> None:
+    def reduce(rate: float | None, step: int = 3) -> list[tf.Tensor]:
+        given = None if rate is None else tf.constant(rate)
+        step = tf.constant(step, "int64")
+        return collectives.allreduce_n([tf.constant([1.0 + RANK])], step=step, rate=given)
+
+    last = RANK == SIZE - 1
+    nan = -float("nan") if last else float("nan")
+    nearly = np.nextafter(np.float32(0.1), np.float32(1)) if last else np.float32(0.1)
+    for rate in (None, 0.1, 0.0, -0.0 if last else 0.0, nan, float("inf"), nearly):
+        np.testing.assert_allclose(reduce(rate)[0].numpy(), [(SIZE + 1) / 2])
+    if SIZE == 1:
+        return
+    who = SIZE - 1
+    for theirs, ours, said in (
+        (1e-4, 1e-3, f"rank {who} has a learning rate of 0.0001, rank 0 one of 0.001. "),
+        (0.1001, 0.1, f"rank {who} has a learning rate of 0.1001, rank 0 one of 0.1. "),
+        (0.0, 1e-12, f"rank {who} has a learning rate of 0, rank 0 one of 1e-12. "),
+        (None, 0.1, f"rank {who} has no learning rate, rank 0 one of 0.1. "),
+        (0.1, None, f"rank {who} has a learning rate of 0.1, rank 0 none. "),
+        (nan, 0.1, f"rank {who} has a learning rate of nan, rank 0 one of 0.1. "),
+    ):
+        message = mismatch(lambda rate=theirs if last else ours: reduce(rate))
+        assert said in message and "MetricAverageCallback" in message, message
+    # Where the steps differ as well, that is the reason.
+    message = mismatch(lambda: reduce(0.1 * (1 + last), step=7 + last))
+    assert f"rank {who} is at step 8, rank 0 at step 7" in message, message
+    np.testing.assert_allclose(reduce(0.1)[0].numpy(), [(SIZE + 1) / 2])
+
+
+@check
 def barriers_name_what_each_rank_is_at() -> None:
     collectives.barrier("all here")
     if SIZE == 1:
