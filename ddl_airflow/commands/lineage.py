@@ -27,6 +27,7 @@ from ddl_airflow.core.errors import (
     ObjectArchived,
     StagingError,
 )
+from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.lineage.compare import compare
 from ddl_airflow.lineage.index import (
     FOLDER,
@@ -44,7 +45,15 @@ from ddl_airflow.lineage.production import (
     pointers_of,
     read_pointer,
 )
-from ddl_airflow.lineage.record import IS_WHOLE, LINEAGE, SO_FAR, check_files
+from ddl_airflow.lineage.record import (
+    BY_HAND,
+    IS_WHOLE,
+    LINEAGE,
+    SO_FAR,
+    check_files,
+    is_silent,
+    last_sign,
+)
 from ddl_airflow.lineage.story import (
     described_difference,
     described_publications,
@@ -165,7 +174,7 @@ def _show(options: argparse.Namespace) -> int:
     so_far = place / "airflow" / SO_FAR
     # What was published has whatever files a training left.
     if so_far.is_file() and not any((one / LINEAGE).exists() for one in (place, place.parent)):
-        return _show_run(so_far, as_json=options.json)
+        return _show_run(place, so_far, as_json=options.json)
     store = publication_at(options.uri)
     record = read_record(store)
     problems = check_files(record, store)
@@ -207,11 +216,16 @@ def _is_as_published(store: ObjectStore) -> bool | None:
     return None
 
 
-def _show_run(so_far: Path, *, as_json: bool) -> int:
+def _show_run(place: Path, so_far: Path, *, as_json: bool) -> int:
     """Of a run's folder in the workspace, whatever has become of it."""
+    folder = place.resolve()
+    layout = RunLayout(folder.parent.parent.parent, folder.parent.name, folder.name)
     try:
         record = json.loads(so_far.read_bytes())
-        story = described_run(record)
+        by_hand = record["run"]["type"] == BY_HAND
+        silent = by_hand and folder == layout.root and is_silent(layout)
+        since = datetime.fromtimestamp(last_sign(layout), UTC) if silent else None
+        story = described_run(record, since)
     except DAMAGED as error:
         raise DdlError(f"{so_far} is damaged ({type(error).__name__}: {error}).") from error
     print(json.dumps(record, indent=2) if as_json else story)

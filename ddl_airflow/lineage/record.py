@@ -12,7 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -26,7 +28,7 @@ from typing import Any
 from ddl_airflow import __version__
 from ddl_airflow.core.beneath import read_object, write_beneath
 from ddl_airflow.core.errors import ObjectArchived, StagingError
-from ddl_airflow.core.layout import OWN_EXPERIMENT, RunLayout
+from ddl_airflow.core.layout import HEARTBEAT_S, OWN_EXPERIMENT, RunLayout
 from ddl_airflow.core.metrics import COMMAND, SAMPLE, Measurement, finite
 from ddl_airflow.core.selection import ALL, Selection
 from ddl_airflow.storage.experiments import (
@@ -41,6 +43,9 @@ from ddl_airflow.storage.store import ObjectStore, StoredObject, why_archived
 LINEAGE = "lineage.json"
 SCHEMA = "ddl-airflow/lineage/1"
 SO_FAR = "record.json"
+# A run without Airflow says so often that it is at work, and the clock of a file server may be
+# another than ours.
+_SILENT_S = 6 * HEARTBEAT_S
 # Of a part or a record, which lists each object of the data.
 MOST_BYTES = 2**30
 _LESS = (
@@ -654,6 +659,28 @@ def keep_so_far(layout: RunLayout, run: Run, outcome: Mapping[str, Any]) -> None
     # Of 100,000 objects it would be larger than what the page reads; ``lineage.json`` has it.
     record.get("dataset", {}).pop("listing", None)
     _write(layout, layout.kept / SO_FAR, record)
+
+
+def is_silent(layout: RunLayout) -> bool:
+    """Whether a run without Airflow says no more that it is at work. It may be frozen, or its host
+    away: it need not be dead.
+    """
+    return time.time() - last_sign(layout) > _SILENT_S
+
+
+def last_sign(layout: RunLayout) -> float:
+    """When it last said so, in unix seconds."""
+    # Jobs of a scheduler go on without it, and report progress.
+    signs = (layout.heartbeat, layout.kept / SO_FAR, layout.progress)
+    return max(written_ns(path) for path in signs) / 1e9
+
+
+def written_ns(path: Path) -> int:
+    """When a file was written, in nanoseconds since 1970; 0 if it is not there."""
+    try:
+        return os.lstat(path).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _of_results(record: Mapping[str, Any]) -> Any:

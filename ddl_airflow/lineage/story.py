@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from ddl_airflow.core.metrics import Measurement
@@ -35,22 +36,27 @@ def described_training(record: Mapping[str, Any], uri: str, in_production: bool 
     return _lines([*lines, *_facts(record)])
 
 
-def described_run(record: Mapping[str, Any]) -> str:
+def described_run(record: Mapping[str, Any], silent_since: datetime | None = None) -> str:
     """How far a training has come, and why it went no further.
 
     Args:
         record: as ``keep_so_far`` leaves it.
+        silent_since: when a run without Airflow last said that it was at work; None: it does.
 
     Raises:
         LookupError, TypeError: it is no record.
     """
     outcome = record["outcome"]
     after = {"running": "done", "published": "done"}.get(outcome["state"], outcome["state"])
+    state = outcome["state"]
     if outcome.get("at_work"):
         after = f"at work, try {outcome['try']}"
+        if silent_since:
+            since = silent_since.isoformat(timespec="seconds")
+            state = f"no sign of life since {since}: killed, frozen, or its host is away"
     lines = [
         ("training", record["training_id"]),
-        ("state", _joined(outcome["state"], f"{outcome['step']} {after}")),
+        ("state", _joined(state, f"{outcome['step']} {after}")),
     ]
     if "error" in outcome:
         rank = outcome.get("rank")

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +22,6 @@ from ddl_airflow.core.beneath import check_folder, open_beneath, read_object
 from ddl_airflow.core.errors import FileRefused, StagingError
 from ddl_airflow.core.job import LAST_OF_SIGNALS
 from ddl_airflow.core.layout import (
-    HEARTBEAT_S,
     RunLayout,
     experiments,
     is_experiment,
@@ -31,7 +29,16 @@ from ddl_airflow.core.layout import (
 )
 from ddl_airflow.core.metrics import COMMAND, SAMPLE, Measurement, newest
 from ddl_airflow.core.progress import Progress
-from ddl_airflow.lineage.record import BY_HAND, LINEAGE, SO_FAR, evaluated, has_part, measured
+from ddl_airflow.lineage.record import (
+    BY_HAND,
+    LINEAGE,
+    SO_FAR,
+    evaluated,
+    has_part,
+    is_silent,
+    last_sign,
+    measured,
+)
 from ddl_airflow.plugin.unchanged import Budget, Unchanged
 
 _LONGEST_MESSAGE = 10_000
@@ -57,9 +64,7 @@ _CHECKPOINT = re.compile(r"(?P<name>.*?)(?:\.index|\.keras|(?:\.weights)?\.h(?:d
 _STEP_OF_INDEX = re.compile(r"[-_.](\d{1,15})\.index$")
 _STEP = re.compile(r"step[-_=.]?(\d{1,15})(?!\d)", re.IGNORECASE)
 _STATE = re.compile(r"[a-z_]{1,30}")
-# Of a run without Airflow of which nobody has noted an end: that says so often that it is at work,
-# and the clock of a file server may be another than ours.
-_SILENT_S = 6 * HEARTBEAT_S
+# Of a run without Airflow of which nobody has noted an end.
 SILENT = "no_sign_of_life"
 # Of facts: characters of a text and of a name, entries of a list or an object, and how deep they
 # may lie in each other.
@@ -197,30 +202,9 @@ def read_state(layout: RunLayout, record: Mapping[str, Any]) -> dict[str, Any]:
     by_hand, signed = run.get("type") == BY_HAND, None
     if by_hand and state == "running" and is_silent(layout):
         # It may be a step that one asked for alone; the record says that it has ended.
-        state, signed = SILENT if outcome.get("at_work") else "ended", _last_sign(layout)
+        state, signed = SILENT if outcome.get("at_work") else "ended", last_sign(layout)
     step = word(outcome.get("step"))
     return {"state": state, "step": step, "signed": signed, "by_hand": by_hand}
-
-
-def is_silent(layout: RunLayout) -> bool:
-    """Whether a run without Airflow says no more that it is at work. It may be frozen, or its host
-    away: it need not be dead.
-    """
-    return time.time() - _last_sign(layout) > _SILENT_S
-
-
-def _last_sign(layout: RunLayout) -> float:
-    # Jobs of a scheduler go on without it, and report progress.
-    signs = (layout.heartbeat, layout.kept / SO_FAR, layout.progress)
-    return max(written_ns(path) for path in signs) / 1e9
-
-
-def written_ns(path: Path) -> int:
-    """When a file was written, in nanoseconds since 1970; 0 if it is not there."""
-    try:
-        return os.lstat(path).st_mtime_ns
-    except OSError:
-        return 0
 
 
 def read_measurements(

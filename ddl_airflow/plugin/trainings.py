@@ -21,10 +21,10 @@ from ddl_airflow.core.errors import FileRefused
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.sections.definition import slug
 from ddl_airflow.core.metrics import SAMPLE, is_word, number_of, spelled
+from ddl_airflow.lineage.record import is_silent, written_ns
 from ddl_airflow.plugin.sendable import sendable
 from ddl_airflow.plugin.training import (
     finite,
-    is_silent,
     mapping,
     read_failure,
     read_measurements,
@@ -32,7 +32,6 @@ from ddl_airflow.plugin.training import (
     read_record,
     read_state,
     word,
-    written_ns,
 )
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.values import without_written_secrets
 from ddl_airflow.core.parameters import parameter_environment
 from ddl_airflow.core.plan import TransformStep
-from ddl_airflow.core.removal import remove_tree
+from ddl_airflow.core.removal import mounted_in, remove_tree
 from ddl_airflow.lineage.record import drop_parts, has_part, read_part, write_part
 from ddl_airflow.steps.base import ScriptTry
 
@@ -141,6 +141,10 @@ class Transform(ScriptTry[TransformStep]):
             with suppress(OSError):
                 remove_tree(path)
         path = paths[0]
+        if point := mounted_in(path):  # which rm would empty
+            raise errors.TransformError(
+                f"{point} is mounted in {path}, of an earlier try: unmount it, and clear transform."
+            )
         if path.exists():  # its script may have closed it to all but the ranks' user
             name = f"remove-{self.context.try_number}"
             words = ["rm", "-rf", str(path)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,6 +78,23 @@ def same_as_golden(name: str, text: str) -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(text, "utf-8")
     assert text == path.read_text("utf-8")
+
+
+@pytest.fixture
+def mounted() -> Iterator[Callable[[Path, Path], None]]:
+    """mounted(source, place): a bind mount, which has the device number of its source."""
+    places: list[Path] = []
+
+    def mount(source: Path, place: Path) -> None:
+        place.mkdir(parents=True, exist_ok=True)
+        words = ["mount", "--bind", str(source), str(place)]
+        if shutil.which("mount") is None or subprocess.run(words, capture_output=True).returncode:
+            pytest.skip("a bind mount takes root with CAP_SYS_ADMIN")
+        places.append(place)
+
+    yield mount
+    for place in reversed(places):
+        subprocess.run(["umount", str(place)], check=True)
 
 
 @pytest.fixture

@@ -239,13 +239,16 @@ def test_a_run_that_is_killed_is_known_to_be_silent(manifest, tmp_path):
         return read_state(layout, read_record(layout))["state"]
 
     assert state() == "running"
+    assert "state       running, train at work" in told(folder)
     assert set(layout.kept.glob("*beat*")) == {layout.heartbeat}
     for file in (layout.kept / "record.json", layout.heartbeat):
         os.utime(file, (time.time() - 86_400,) * 2)
     assert state() == SILENT
+    assert re.search("state       no sign of life since .*, train at work", told(folder))
     # Through a step in which nothing else is written.
     os.utime(layout.heartbeat)
     assert state() == "running"
+    assert "state       running, train at work" in told(folder)
 
 
 def test_the_heart_of_a_run_beats_until_it_ends(tmp_path, monkeypatch, caplog):

@@ -137,6 +137,20 @@ def test_a_model_that_is_closed_to_airflow_is_removed_by_its_user_or_the_step_fa
     assert layout.model.exists() is not by_its_user
 
 
+def test_what_is_mounted_in_an_earlier_model_is_not_emptied_by_the_ranks_user(
+    transform, layout, context_of, mounted, tmp_path
+):
+    of_others = tmp_path / "of others"
+    of_others.mkdir()
+    (of_others / "only copy").touch()
+    write_part(layout, "train", {"result": {"wrote_model": False}})
+    mounted(of_others, layout.model / "assets")
+    said = f"{layout.model}/assets is mounted in .*: unmount it, and clear transform"
+    with pytest.raises(AirflowFailException, match=f"TransformError: {said}"):
+        transform("print(1)", commands=["python export.py"]).execute(context_of("forming"))
+    assert (of_others / "only copy").exists()
+
+
 def test_whose_user_it_runs_as_is_said_whatever_trains(
     layout, context_of, write_manifest, tmp_path, monkeypatch, capsys
 ):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -96,23 +95,6 @@ def test_a_file_of_several_names_takes_its_room_once(run, tmp_path):
     age(layout.root, 40), age(layout.experiment, 40)
     found = list(clean_workspace(tmp_path, KEEP, dry_run=True))
     assert sum(one.nbytes for one in found) - before == 5000, found
-
-
-@pytest.fixture
-def mounted():
-    """mounted(source, place): a bind mount, which has the device number of its source."""
-    places = []
-
-    def mount(source, place):
-        place.mkdir(parents=True, exist_ok=True)
-        words = ["mount", "--bind", str(source), str(place)]
-        if shutil.which("mount") is None or subprocess.run(words, capture_output=True).returncode:
-            pytest.skip("a bind mount takes root with CAP_SYS_ADMIN")
-        places.append(place)
-
-    yield mount
-    for place in reversed(places):
-        subprocess.run(["umount", str(place)], check=True)
 
 
 def test_what_is_mounted_in_a_run_is_kept_with_the_run(run, mounted, tmp_path, caplog):
