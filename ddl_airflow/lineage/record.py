@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import time
@@ -54,9 +53,6 @@ _LESS = (
 )
 # In characters: a key of 4,096 bytes, each of which may be written as six.
 _MOST_OF_AN_OBJECT = 25_000
-# Of a value that a field was filled in with, in bytes of JSON; and of values in one that has names.
-_LONGEST_VALUE = 10_000
-_MOST_VALUES = 100
 _ENCODER = json.JSONEncoder(indent=2, sort_keys=True)
 _READERS = 8  # objects at a time
 BY_HAND = "by_hand"  # the type of a run without Airflow
@@ -112,57 +108,6 @@ def check_can_list(listing: Sequence[Mapping[str, Any]]) -> None:
             f"which is more than a lineage record holds. {_LESS}",
             retryable=False,
         )
-
-
-def noted(values: Mapping[str, Any], masked: Callable[[Any, str], Any]) -> dict[str, Any]:
-    """Values that fields of a step were filled in with, as a record has them: as JSON, without
-    secrets, and of what is long only how long it is and its digest.
-
-    Args:
-        values: by field; of any types.
-        masked: a value, by its name, without secrets.
-    """
-    return {name: _bounded(masked(_plain(value), name)) for name, value in values.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    known = value is None or isinstance(value, (bool, int, str))
-    return value if known or (isinstance(value, float) and math.isfinite(value)) else str(value)
-
-
-def _bounded(value: Any) -> Any:
-    text = json.dumps(value).encode()
-    if len(text) <= _LONGEST_VALUE:
-        return value
-    if isinstance(value, Mapping) and len(value) <= _MOST_VALUES:
-        return {name: _bounded(one) for name, one in value.items()}
-    return f"{len(text):,} bytes, sha256:{hashlib.sha256(text).hexdigest()}"
-
-
-def values_of(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that a training was made with: its parameters, by name, and what fields of steps
-    were filled in with, such as ``train.parameters.rate``.
-
-    Args:
-        run: the section of a record.
-    """
-    filled = run.get("filled_in")
-    return {**run["parameters"], **(flat(filled) if isinstance(filled, Mapping) else {})}
-
-
-def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"versions": {"keras": 3}}`` as ``{"versions.keras": 3}``."""
-    found: dict[str, Any] = {}
-    for name, value in facts.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value
-    return found
 
 
 def write_part(layout: RunLayout, step: str, facts: Mapping[str, Any]) -> None:
@@ -572,8 +517,6 @@ def _put_together(record: dict[str, Any], parts: Mapping[str, dict[str, Any]]) -
     """Adds what steps kept, by their names and in their order."""
     for part in parts.values():
         record["run"]["tries"].update(part.pop("tries", {}))
-        if filled := part.pop("filled_in", None):
-            record["run"].setdefault("filled_in", {}).update(filled)
         for section, facts in part.items():
             record.setdefault(section, {}).update(facts)
     if parts.keys() >= {"train", "transform"} and "evaluate" not in parts:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from ddl_airflow.core.metrics import Measurement
-from ddl_airflow.lineage.record import IS_WHOLE, values_of
+from ddl_airflow.lineage.record import IS_WHOLE
 
 _WIDTH = 12  # of the names at the left
 _MOST_KEYS = 20  # of a listing's changes
@@ -87,7 +87,7 @@ def _facts(record: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         yield "code", ", ".join(code["files"][:6]) + (", …" if len(code["files"]) > 6 else "")
         yield "", _joined(code["digest"], code.get("git_commit") and f"commit {code['git_commit']}")
     yield "manifest", _joined(*(manifest.get(name) for name in ("file", "name", "digest")))
-    yield "parameters", _joined(*(f"{name}={value}" for name, value in values_of(run).items()))
+    yield "parameters", _joined(*(f"{name}={value}" for name, value in run["parameters"].items()))
     yield "trained by", _trained_by(environment, result)
     yield "image", ", ".join(environment.get("images", ()))
     for line in described_beginnings(record):

@@ -42,9 +42,7 @@ from ddl_airflow.core.manifest.templates import (
     VALUES,
     WITHOUT_DATES,
     command_findings,
-    differs_by_run,
 )
-from ddl_airflow.core.manifest.values import without_written_secrets
 from ddl_airflow.core.parameters import OF_AIRFLOW, NoValue, check_settings, no_value, word_of
 from ddl_airflow.core.plan import (
     ApproveStep,
@@ -67,7 +65,6 @@ from ddl_airflow.lineage.record import (
     Run,
     fixed_run,
     keep_so_far,
-    noted,
 )
 from ddl_airflow.site import training_of, workspace
 from ddl_airflow.steps.base import (
@@ -224,7 +221,6 @@ class StepOperator(PrototypedOperator):
     # Of the try that runs in this process; for what is told of it (OpenLineage).
     _airflow: Any
     _done: dict[str, Any] | None
-    _filled_in: dict[str, Any]
 
     def __init__(
         self,
@@ -258,7 +254,6 @@ class StepOperator(PrototypedOperator):
             "_killed": False,
             "_airflow": None,
             "_done": None,
-            "_filled_in": {},
             **{name: _shown(getattr(step, name)) for name in cls.template_fields},
         }
 
@@ -393,7 +388,6 @@ class StepOperator(PrototypedOperator):
             gates=self._gates(),
             published=lambda facts: self._published(context, facts),
             task=self._names(context),
-            filled_in=noted(self._filled_in, _masked),
         )
 
     def _names(self, context: Any) -> dict[str, Any] | None:
@@ -578,19 +572,15 @@ class StepOperator(PrototypedOperator):
         with airflow_errors(), self._noting_failure(context):
             self.take_fixed(context)
             context["params"] = self._as_the_form_means(context["params"])
-            filled = {}
             for name, value in self.filled_in(context, jinja_env).items():
-                if _says_more_than_parameters(getattr(self, name)):
-                    filled[name] = value
                 setattr(self, name, value)
-            taken = self._take_returned(context)
+            self._take_returned(context)
         params = context["params"]
         for name in self.step.settable:
             if name in params:
                 setattr(self, name, params[name])
         if isinstance(self.step, ScriptStep):
             self.parameters = self.given(params)
-        self._filled_in = filled | {name: getattr(self, name) for name in taken}
 
     def given(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters of its scripts, as the run has them.
@@ -600,15 +590,12 @@ class StepOperator(PrototypedOperator):
         """
         return {name: params.get(name, value) for name, value in self.parameters.items()}
 
-    def _take_returned(self, context: Any) -> list[str]:
+    def _take_returned(self, context: Any) -> None:
         """Takes what earlier tasks have returned, in fields of an operator of a Python DAG.
-
-        Returns the names of these fields, but for places, which the record has by themselves.
 
         Raises:
             SettingInvalid: the place of data is no text.
         """
-        taken = []
         for name in self.template_fields:
             value = getattr(self, name)
             if next(XComArg.iter_xcom_references(value), None) is None:
@@ -622,10 +609,7 @@ class StepOperator(PrototypedOperator):
                     )
                 place = replace(place, uri=uri.rstrip("/"))
                 self.step, value = replace(self.step, **{name: place}), place.view()
-            else:
-                taken.append(name)
             setattr(self, name, value)
-        return taken
 
     def filled_in(self, context: Any, jinja_env: Any = None) -> dict[str, Any]:
         """The fields with templates, by name, with the run's values in them.
@@ -771,18 +755,6 @@ def _returned(value: Any, context: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _returned(one, context) for name, one in value.items()}
     return [_returned(one, context) for one in value] if isinstance(value, list) else value
-
-
-def _says_more_than_parameters(value: str | Sequence[str]) -> bool:
-    return any(map(differs_by_run, [value] if isinstance(value, str) else value))
-
-
-def _masked(value: Any, name: str) -> Any:
-    if name in ("command", "commands"):
-        texts = [value] if isinstance(value, str) else value
-        found = [redact(without_written_secrets(text)) for text in texts]
-        return found[0] if isinstance(value, str) else found
-    return redact(value, name)
 
 
 def _is_integer(field: Param) -> bool:

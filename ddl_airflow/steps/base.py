@@ -102,8 +102,6 @@ class StepContext:
             ``OF_A_BRANCH``. None where there is at most one of each.
         published: called with places and facts about what was published.
         task: of Airflow, as ``Cancellation`` has it; None where no task runs it.
-        filled_in: fields with what neither the manifest nor the parameters say: what earlier tasks
-            have returned, or templates of dates and the like; as ``noted``.
         job: what runs for the step now; see ``set_job``.
         cancelled: whether ``cancel`` was called.
     """
@@ -120,16 +118,8 @@ class StepContext:
     gates: Mapping[str, Mapping[str, Sequence[str]]] | None = None
     published: Callable[[Mapping[str, Any]], None] = lambda _facts: None
     task: Mapping[str, Any] | None = None
-    filled_in: Mapping[str, Any] = field(default_factory=dict)
     job: RunningJob | None = None
     cancelled: bool = False
-
-    def of_try(self, step: str) -> dict[str, Any]:
-        """What the part of a step says of the try that wrote it."""
-        told: dict[str, Any] = {"tries": {step: self.tries}}
-        if self.filled_in:
-            told["filled_in"] = {step: dict(self.filled_in)}
-        return told
 
     def tell(self, state: str, step: str, **more: Any) -> None:
         """Has the run's record say how far it is; see ``keep_so_far``."""

@@ -103,7 +103,7 @@ class Evaluate(ScriptTry[EvaluateStep]):
                 "measurements": [one.dump() for one in measurements],
                 "evaluation": evaluation,
             },
-            **self.context.of_try("evaluate"),
+            "tries": {"evaluate": self.context.tries},
         }
         write_part(layout, "evaluate", facts)
         let_pass(layout, gate, facts)

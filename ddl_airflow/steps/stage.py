@@ -160,7 +160,7 @@ class StageData(StepTry[StageDataStep]):
                     for name, value in self._manifest().items()
                     if name != "earlier_digests"
                 },
-                **self.context.of_try("stage_data"),
+                "tries": {"stage_data": self.context.tries},
             },
         )
         return summary | {"code": code.digest}

@@ -423,7 +423,7 @@ class Train(ScriptTry[TrainStep]):
                     "wrote_model": layout.model.exists(),
                     **self._wrote_saved_model(),
                 },
-                **self.context.of_try("train"),
+                "tries": {"train": self.context.tries},
             },
         )
         return {"world_size": job.world_size, "metrics": metrics}

@@ -69,8 +69,8 @@ class Transform(ScriptTry[TransformStep]):
         layout = self.layout
         drop_parts(layout, "transform")  # and what evaluate says of the model before
         report = self._own_commands() if self.step.commands else self._built_in()
-        of_try = self.context.of_try("transform")
-        write_part(layout, "transform", {"result": report, **of_try})
+        tries = {"transform": self.context.tries}
+        write_part(layout, "transform", {"result": report, "tries": tries})
         return {"model": str(layout.model)} | {
             name: report[name] for name in ("checkpoint", "checkpoint_step") if name in report
         }

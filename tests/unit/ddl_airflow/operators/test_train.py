@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import math
 import os
 import shutil
 import socket
@@ -25,7 +24,6 @@ from airflow.sdk.exceptions import (
 )
 from airflow.sdk.execution_time import macros
 from airflow.sdk.execution_time.comms import TaskStatesResult
-from airflow.sdk.log import mask_secret
 
 from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.cancellations import cancellations_in
@@ -45,7 +43,6 @@ from ddl_airflow.lineage.record import (
     read_part,
     write_part,
 )
-from ddl_airflow.lineage.story import described_run
 from ddl_airflow.operators.base import layout_of
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
@@ -55,7 +52,6 @@ from ddl_airflow.steps.preemptions import Preemptions
 from ddl_airflow.storage.filesystem import alone_in, holder_of, lock_of
 from ddl_airflow.triggers.experiment import ExperimentTrigger
 from tests.limits import within
-from tests.schemas import check_lineage_schema
 from tests.unit.ddl_airflow.conftest import RUN_ID, FakeScheduler
 
 
@@ -407,48 +403,6 @@ def test_nodes_may_be_what_an_earlier_task_returned(train, context_of, monkeypat
     context = context_of("training")
     task.render_template_fields(context)
     assert task.execute(context)["world_size"] == 1
-
-
-def test_values_of_earlier_tasks_and_of_templates_are_in_the_record(
-    train, layout, context_of, monkeypatch
-):
-    """Else nobody knows with which rate, found by a search, a model was made."""
-    task = train(SCRIPT, command="python train.py --day {{ ds }} --rate {{ params.rate }}")
-    search = BaseOperator(task_id="search", dag=task.dag).output
-    task.nodes, task.parameters = (
-        search["nodes"],
-        {
-            **{"rate": search["rate"], "epochs": 2},
-            **{name: search[name] for name in ("token", "note", "tags", "odd")},
-        },
-    )
-    mask_secret(CANARY)
-    found = {"nodes": 1, "rate": 0.1, "odd": math.nan}
-    found |= {"token": CANARY, "note": f"by {CANARY}", "tags": "x" * 50_000}
-    monkeypatch.setattr(type(search), "resolve", lambda self, context: found[self.key])
-    context = context_of("training", rate=0.1) | {"ds": "2026-11-20"}
-    task.render_template_fields(context)
-    task.execute(context)
-    record = read_object(layout.kept / SO_FAR, layout.workspace)
-    told = record["run"]
-    assert told["parameters"] == {"rate": 0.1}
-    filled = told["filled_in"]["train"]
-    assert filled["command"] == "python train.py --day 2026-11-20 --rate 0.1"
-    parameters = filled["parameters"]
-    assert (filled["nodes"], parameters["rate"], parameters["epochs"]) == (1, 0.1, 2)
-    assert parameters["odd"] == "nan" and CANARY not in json.dumps(told)
-    digest = hashlib.sha256(json.dumps("x" * 50_000).encode()).hexdigest()
-    assert parameters["tags"] == f"50,002 bytes, sha256:{digest}"
-    check_lineage_schema(told, "run")
-    assert "train.parameters.rate=0.1" in described_run(record)
-
-
-def test_what_the_parameters_of_the_run_say_is_in_the_record_once(train, layout, context_of):
-    task = train(SCRIPT, command="python train.py {{ params.rate }}", nodes=1)
-    context = context_of("training", rate=0.1)
-    task.render_template_fields(context)
-    task.execute(context)
-    assert "filled_in" not in read_object(layout.kept / SO_FAR, layout.workspace)["run"]
 
 
 def test_metrics_of_all_tries_count(train, layout, context_of):
