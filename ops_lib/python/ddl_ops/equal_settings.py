@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,9 @@ _OWN = ("seed", "name")
 # Where a number is that of a variable, which the ranks compare as such.
 _RATE = "learning_rate"
 _NUMBER = "a number"
-# Classes of Keras's for what the script has written: a rank's own numbers may be within.
+# Of classes that are Keras's. Others are the script's: a rank's own numbers may be within.
+OF_KERAS = ("keras.", "tf_keras.")
+# As are these, of what the script has written.
 _CODE = ("function", "__lambda__", "builtin")
 # Processors of two kinds may compute a setting this part apart.
 _SAME = 1e-6
@@ -33,11 +36,14 @@ class SettingsDifferError(ValueError):
 def settings_of(optimizer: Any) -> dict[str, Setting]:
     """The numbers of its get_config(), by their paths, and the classes of what has numbers within.
 
-    No texts: names, paths and the like are a rank's own.
+    No texts: names, paths and the like are a rank's own. Nothing of classes of a script's own.
     """
     found: dict[str, Setting] = {_CLASS: type(optimizer).__name__}
+    if not type(optimizer).__module__.startswith(OF_KERAS):
+        return found
     try:
-        config = optimizer.get_config()
+        with warnings.catch_warnings(action="ignore"):  # of lambdas, which nobody saves here
+            config = optimizer.get_config()
     except Exception:  # whatever a script's own class raises: it trains all the same
         return found
     _collect(config, "", found)
@@ -48,8 +54,10 @@ def _collect(value: Any, path: str, found: dict[str, Setting]) -> None:
     if isinstance(value, dict):
         if "class_name" in value:  # of an object, as Keras writes it
             found[path or _CLASS] = str(value["class_name"])
-            value = {} if value["class_name"] in _CODE else value.get("config")
-            _collect(value if isinstance(value, dict) else {}, path, found)
+            keras = str(value.get("module")).startswith(OF_KERAS)
+            known = keras and value["class_name"] not in _CODE
+            config = value.get("config") if known else {}
+            _collect(config if isinstance(config, dict) else {}, path, found)
             return
         for key, one in value.items():
             if key not in _OWN:

@@ -130,42 +130,6 @@ def start_equal(
     return True
 
 
-def start_fit_equal(trained: Sequence[Any], frozen: Sequence[Any], *, built: bool) -> bool:
-    """Where a fit() begins: ranks with other weights get those of the first one. Collective.
-
-    Args:
-        trained: what the model trains, so far as it has it yet.
-        frozen: what it only computes with, of layers that are not trained.
-        built: whether it has all of it. Rank 0 alone may have called it, or loaded it.
-
-    Returns whether all ranks have some, and they are equal now. False: the first step makes equal
-    what it trains, when all have built it.
-
-    Raises:
-        ModelsDifferError: on every rank, where their numbers or shapes differ.
-    """
-    if PLACEMENT.size == 1 or not initialised():
-        return bool(trained)
-    counts = np.zeros((PLACEMENT.size, 3), np.int64)
-    counts[PLACEMENT.rank] = len(trained), len(frozen), not built
-    arrays.add("the numbers of weights at the start", counts)
-    differ = counts[:, :2] != counts[0, :2]
-    if differ.any() and not counts[:, 2].any():
-        rank = np.flatnonzero(differ.any(axis=1))[0]
-        raise ModelsDifferError(
-            f"The ranks built different models: rank {rank} trains {counts[rank, 0]} weights and "
-            f"has {counts[rank, 1]} frozen ones, rank 0 trains {counts[0, 0]} and has "
-            f"{counts[0, 1]}. Freeze the same layers on all ranks. {BUILD_ALIKE}"
-        )
-    trained_differ, frozen_differ = differ.any(axis=0)
-    if not frozen_differ:
-        start_equal(frozen, anew=True, what="weights of frozen layers")
-    if trained_differ:
-        return False
-    start_equal(trained, anew=True)
-    return bool(trained)
-
-
 def start_equal_in_session(
     trained: Sequence[Any],
     others: Sequence[Any],

@@ -21,8 +21,8 @@ from ddl_ops import averaging
 from ddl_ops.arrays import have_joined, say, times_joined
 from ddl_ops.collectives import has_broadcast, without_scope
 from ddl_ops.environment import PLACEMENT, child_of_rank
-from ddl_ops.equal_settings import require_equal_settings
-from ddl_ops.equal_weights import require_equal, start_equal, start_fit_equal
+from ddl_ops.equal_settings import OF_KERAS, require_equal_settings
+from ddl_ops.equal_weights import require_equal, start_equal
 from ddl_ops.gradients import reduce_gradients, was_reduced, with_each_row_once
 from ddl_ops.lifecycle import initialised
 from ddl_ops.program_order import stream
@@ -282,12 +282,13 @@ def _reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
 def _rate(optimizer: Any) -> tf.Tensor | None:
     """The learning rate, float32, scalar: weights that learn at different ones drift apart.
 
-    None where it has none, as one of several optimizers, or that is a function of the script's,
-    which need not give the same when it is called once more.
+    None where it has none, as one of several optimizers, or that is a function or a schedule of the
+    script's, which need not give the same when it is called once more.
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # loss scaling's own is 0
     rate = getattr(optimizer, "_learning_rate", None)
-    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+    schedules = keras.optimizers.schedules.LearningRateSchedule
+    if isinstance(rate, schedules) and type(rate).__module__.startswith(OF_KERAS):
         rate = optimizer.learning_rate
     elif not isinstance(rate, keras.Variable) or not hasattr(optimizer, "learning_rate"):
         return None
@@ -442,12 +443,11 @@ def _hook_fit() -> None:
             begins_alike = any(hasattr(one, BROADCASTS) for one in callbacks)
             own_step = averages_by_itself(self)  # which may mean its ranks to differ for a while
             if not begins_alike and not own_step:
-                _look_for_broadcast(self.optimizer, callbacks)
+                _look_for_broadcast(getattr(self, "optimizer", None), callbacks)
             starts_equal = _starts_equal(getattr(self, "optimizer", None))
             if starts_equal and not own_step and not begins_alike:
-                begins_alike = start_fit_equal(
-                    self.trainable_variables, _frozen(self), built=_is_built(self)
-                )
+                start_equal(self.trainable_variables, anew=True)
+                begins_alike = bool(self.trainable_variables)  # one not built begins with its step
             if starts_equal and begins_alike:
                 setattr(self.optimizer, _FITTED, True)
             compare = [one for one in callbacks if getattr(one, COMPARES, False)]
@@ -502,22 +502,6 @@ def _warn_of_no_broadcast() -> None:
     )
 
 
-def _is_built(model: Any) -> bool:
-    return bool(model.built) and all(part.built for part in model._flatten_layers())
-
-
-def _frozen(model: Any) -> list[Any]:
-    """What it computes with and nothing changes: weights, and statistics, of layers not trained.
-
-    Those of layers that are trained, as of BatchNormalization, are of a rank's own batches.
-    """
-    frozen: list[Any] = []
-    for layer in model._flatten_layers():
-        frozen += [one for one in layer._trainable_variables if not one.trainable]
-        frozen += [] if layer.trainable else layer._non_trainable_variables
-    return frozen
-
-
 def _listed(callbacks: Any) -> list[Any]:
     """Those given to fit(); of a CallbackList the list that it calls."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -537,7 +521,8 @@ def is_own_path(path: str) -> bool:
     own = {PLACEMENT.rank, PLACEMENT.local_rank} - {0}
     if PLACEMENT.rank > 1:
         own -= {1}  # as in run1
-    return any(int(number) in own for number in re.findall("[0-9]+", path[start:]))
+    inside = re.sub("{[^}]*}", "", path[start:])  # such as {epoch:02d}
+    return any(int(number) in own for number in re.findall("[0-9]+", inside))
 
 
 def _warn_of_shared_files(callbacks: Sequence[Any]) -> None:

@@ -834,6 +834,20 @@ def a_model_that_was_loaded_goes_on_with_the_state_of_its_optimizer() -> None:
 
 
 @check
+def a_model_that_was_saved_before_it_was_trained_is_loaded_and_trains() -> None:
+    folder = hvd.broadcast_object(tempfile.mkdtemp())
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+    optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    model.compile(optimizer, keras.losses.MeanSquaredError())
+    if RANK == 0:
+        model.save(f"{folder}/model.h5")
+    hvd.barrier()
+    loaded = hvd_keras.load_model(f"{folder}/model.h5")
+    loaded.fit(*rows(), verbose=0)
+    assert alike(loaded.get_weights())
+
+
+@check
 def a_schedule_without_a_rate_begins_with_the_optimizers() -> None:
     """As before Horovod 0.20, for which many scripts were written."""
     begun = model_of(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))

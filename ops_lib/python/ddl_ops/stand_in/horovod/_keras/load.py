@@ -80,10 +80,15 @@ def _restored(optimizer: Any, model: Any, filepath: Any) -> Any:
     with h5py.File(filepath) as file:
         kept = _in_order(file["optimizer_weights"])
         if [value.shape for value in kept] != [tuple(one.shape) for one in anew.variables]:
-            raise ValueError(
-                f"{filepath}: its optimizer's state does not fit its weights. Load it with "
-                "keras.models.load_model(..., compile=False), and compile it."
-            )
+            if PLACEMENT.rank == 0:
+                print(
+                    f"ddl: rank 0: {filepath}: has no state of the optimizer for what the model "
+                    "trains, as where it was saved before it was trained: the optimizer begins "
+                    "anew.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            return anew
         for variable, value in zip(anew.variables, kept, strict=True):
             variable.assign(value[()])
     return anew
