@@ -66,7 +66,8 @@ def pytest_runtest_protocol() -> Iterator[None]:
         # That of SIGTERM has put another in its place where the session ends.
         if signal.getsignal(signal.SIGTERM) is not _ends_already:
             for number, handler in handlers.items():
-                signal.signal(number, handler)
+                if handler is not None:  # else it is not Python's
+                    signal.signal(number, handler)
 
 
 @pytest.hookimpl(tryfirst=True)

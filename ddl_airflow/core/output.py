@@ -81,9 +81,12 @@ def handling(numbers: Iterable[int], handler: Any) -> Iterator[None]:
         numbers: of the signals.
         handler: as ``signal.signal`` takes it.
     """
-    before = {number: signal.signal(number, handler) for number in numbers}
+    before: dict[int, Any] = {}
     try:
+        for number in numbers:
+            before[number] = signal.signal(number, handler)
         yield
     finally:
         for number, earlier in before.items():
-            signal.signal(number, earlier)
+            if earlier is not None:  # set by other code than Python's, and cannot be given back
+                signal.signal(number, earlier)

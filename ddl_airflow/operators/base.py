@@ -384,6 +384,7 @@ class StepOperator(PrototypedOperator):
             tries=self.tries(context),
             cleared=cleared,
             later={one.task_id: one.asked() for one in self._later()} | self._kinds_of_gates(),
+            unsure={one.task_id for one in self._later() if self._is_unsure_of(one)},
             name=self.task_id,
             gates=self._gates(),
             published=lambda facts: self._published(context, facts),
@@ -410,6 +411,10 @@ class StepOperator(PrototypedOperator):
     def _later(self) -> list[StepOperator]:
         later = [s for s in self.get_flat_relatives() if isinstance(s, StepOperator)]
         return sorted(later, key=lambda step: len(step.get_flat_relatives(upstream=True)))
+
+    def _is_unsure_of(self, later: StepOperator) -> bool:
+        elsewhere = (later.queue, later.executor) != (self.queue, self.executor)
+        return elsewhere or _follows_branch(later)
 
     def _gates(self) -> dict[str, dict[str, list[str]]]:
         """What has to let the model pass before it is published, as ``StepContext`` has it.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +95,8 @@ class StepContext:
         tries: which try this is, from 1, since somebody cleared the step.
         cleared: whether somebody has cleared it, or the run, since it was first tried.
         later: what the steps after this one are asked to do, by their names.
+        unsure: names of those ``later`` of which this step cannot say what they need: they may not
+            run, or run where other connections are known.
         name: the step's, as others name it.
         gates: for each later step that publishes, by its name: the names of the steps that have to
             let the model pass before, by their kind, ``evaluate`` or ``approve``; and those of
@@ -114,6 +116,7 @@ class StepContext:
     tries: int = 1
     cleared: bool = False
     later: Mapping[str, Step] = field(default_factory=dict)
+    unsure: Collection[str] = ()
     name: str = ""
     gates: Mapping[str, Mapping[str, Sequence[str]]] | None = None
     published: Callable[[Mapping[str, Any]], None] = lambda _facts: None

@@ -168,7 +168,8 @@ class StageData(StepTry[StageDataStep]):
     def _check_connections(self) -> None:
         later, parameters = self.context.later, self.context.run.parameters
         training_id = self.layout.training_id
-        check_connections(later, self.site, parameters, training_id, self.step.results)
+        unsure, results = self.context.unsure, self.step.results
+        check_connections(later, self.site, parameters, training_id, results, unsure, self.log)
 
     def _check_results_are_no_data(self, results: ObjectStore, data: ObjectStore) -> None:
         """As a manifest's text says it of places; here by what opens them.

@@ -40,7 +40,8 @@ class Launcher(Section):
         can_run_parameter_servers: whether it starts jobs with ``JobSpec.cluster``.
         can_stream: whether a process of the step is there as long as its jobs, so that it can fetch
             data meanwhile, and their hosts may see them come.
-        connection_types: of Airflow's connections that its ``connection`` may name; empty: any.
+        connection_types: of Airflow's connections that its ``connection`` names, looked up
+            before data are fetched; empty: none is.
         has_image: whether ranks run in an image, so that ``python`` is none of Airflow's hosts.
         not_here: for fields of other kinds that people may expect of this one, what to do.
     """

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from airflow.providers.standard.operators.python import BranchPythonOperator
 from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 from moto.server import ThreadedMotoServer
@@ -610,6 +611,26 @@ def test_a_connection_that_a_later_step_lacks_is_said_before_any_data_moves(
     assert not layout.staged.exists()
     with pytest.raises(AirflowException, match=f"ConnectionInvalid: {said}"):
         task.execute(context_of("staging", dry_run=True))
+
+
+@pytest.mark.parametrize("elsewhere", ["another queue", "one way of a branch"])
+def test_what_a_step_may_find_elsewhere_or_not_need_is_only_warned_of(
+    stage, layout, context_of, capsys, elsewhere
+):
+    task = stage()
+    with task.dag:
+        queue = "gpus" if elsewhere == "another queue" else task.queue
+        asked = TrainStep(command="python train.py", secrets={"token": "hub"})
+        train = TrainOperator(task_id="train", step=asked, queue=queue)
+        if elsewhere == "another queue":
+            task >> train
+        else:
+            chosen = BranchPythonOperator(task_id="chosen", python_callable=lambda: "train")
+            task >> chosen >> train
+    task.execute(context_of("staging"))
+    assert layout.staged.exists()
+    said = "train may fail, if it runs and finds no more than this task: parameters.token"
+    assert said in capsys.readouterr().out
 
 
 def test_a_run_by_another_launcher_needs_no_connection_of_the_manifests(stage, layout, context_of):
