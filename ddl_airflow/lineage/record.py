@@ -63,8 +63,11 @@ _TRAINING = "training.json"
 _PARTS = ("stage_data", "train", "transform", "evaluate")
 _PASSED = "passed-"  # begins parts that say that a step let the model pass, and what it knows
 APPROVE = "approve"  # its part says that a person approved, and is not of the record
-# Ends the kind of steps on ways that a branch chooses between: one of them has to let it pass.
+# Ends the kind of steps on ways that a branch chooses between: those of one way have to let it
+# pass.
 OF_A_BRANCH = "_of_a_branch"
+# Before the name of such a step: those on other ways, one of which may let it pass instead.
+INSTEAD_OF = "instead_of:"
 
 
 @dataclass(frozen=True, kw_only=True)

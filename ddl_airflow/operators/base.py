@@ -59,6 +59,7 @@ from ddl_airflow.launchers.run_as import account
 from ddl_airflow.lineage.flow import flow_of
 from ddl_airflow.lineage.record import (
     APPROVE,
+    INSTEAD_OF,
     MOST_BYTES,
     OF_A_BRANCH,
     SO_FAR,
@@ -427,11 +428,16 @@ class StepOperator(PrototypedOperator):
             if not isinstance(getattr(upload, "step", None), UploadResultsStep):
                 continue
             of_it = gates[upload.task_id] = {"evaluate": [], APPROVE: []}
+            chosen: list[Any] = []
             for task in upload.get_flat_relatives(upstream=True):
                 if task.task_id in later and (kind := _kind_of_gate(task)):
                     if _may_be_passed_by(task, upload):
                         kind += OF_A_BRANCH
+                        chosen.append(task)
                     of_it.setdefault(kind, []).append(task.task_id)
+            for task in chosen:
+                others = [one.task_id for one in chosen if _are_on_other_ways(task, one)]
+                of_it[INSTEAD_OF + task.task_id] = others
             for names in of_it.values():
                 names.sort()
         return gates
@@ -734,6 +740,18 @@ def _may_be_passed_by(task: Any, upload: Any) -> bool:
         for way in one.downstream_list
         if upload in way.get_flat_relatives()
     )
+
+
+def _are_on_other_ways(one: Any, other: Any) -> bool:
+    """Whether a branch that chooses one way to one of two tasks leaves out the other."""
+    before: list[Any] = one.get_flat_relatives(upstream=True)
+    branches: list[Any] = [task for task in before if isinstance(task, BranchMixIn)]
+    for branch in branches:
+        ways = [{way, *way.get_flat_relatives()} for way in branch.downstream_list]
+        both = [(one in way, other in way) for way in ways]
+        if (False, True) in both and (True, True) not in both:
+            return True
+    return False
 
 
 def _follows_branch(task: Any) -> bool:

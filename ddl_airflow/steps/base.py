@@ -99,9 +99,10 @@ class StepContext:
             run, or run where other connections are known.
         name: the step's, as others name it.
         gates: for each later step that publishes, by its name: the names of the steps that have to
-            let the model pass before, by their kind, ``evaluate`` or ``approve``; and those of
-            which one has to, as a branch chooses between them, by their kind with
-            ``OF_A_BRANCH``. None where there is at most one of each.
+            let the model pass before, by their kind, ``evaluate`` or ``approve``; and those on
+            ways that a branch chooses between, by their kind with ``OF_A_BRANCH``; and which steps
+            are on other ways than such a one, by ``INSTEAD_OF`` with its name. None where there is
+            at most one of each.
         published: called with places and facts about what was published.
         task: of Airflow, as ``Cancellation`` has it; None where no task runs it.
         job: what runs for the step now; see ``set_job``.

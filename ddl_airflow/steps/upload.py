@@ -36,6 +36,7 @@ from ddl_airflow.lineage.production import (
 )
 from ddl_airflow.lineage.record import (
     APPROVE,
+    INSTEAD_OF,
     LINEAGE,
     OF_A_BRANCH,
     assemble,
@@ -200,8 +201,15 @@ class UploadResults(StepTry[UploadResultsStep]):
             names = {one for of_it in its for one in of_it[kind]}
             missed = [one for one in sorted(names) if not lets_pass(self.layout, one)]
             some = sorted({one for of_it in its for one in of_it.get(kind + OF_A_BRANCH, ())})
-            if some and not any(lets_pass(self.layout, one) for one in some):
-                missed.append(" or ".join(some))
+            instead = {
+                one: {o for of_it in its for o in of_it.get(INSTEAD_OF + one, some)} & {*some}
+                for one in some  # by default all: of an earlier version of ours
+            }
+            passed = {one for one in some if lets_pass(self.layout, one)}
+            left = [one for one in some if one not in passed and not passed & instead[one]]
+            missed += [one for one in left if not instead[one] & {*left}]
+            if either := [one for one in left if instead[one] & {*left}]:
+                missed.append(" or ".join(either))
             return " and ".join(missed)
         # By hand there is at most one. So it is of a run that began before there were more.
         if kind not in begun["steps"]:

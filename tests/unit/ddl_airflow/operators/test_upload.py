@@ -46,7 +46,7 @@ from ddl_airflow.lineage.production import (
     read_pointer,
     rollback,
 )
-from ddl_airflow.lineage.record import drop_part, fixed_run, write_part
+from ddl_airflow.lineage.record import INSTEAD_OF, drop_part, fixed_run, take_back, write_part
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.operators.evaluate import EvaluateOperator
 from ddl_airflow.operators.stage import StageDataOperator
@@ -990,6 +990,61 @@ def test_of_evaluations_on_ways_that_a_branch_chooses_between_one_has_to_pass_th
         first.execute(context)
     with pytest.raises(AirflowFailException, match="Invalid: first has not passed"):
         upload.execute(context)
+
+
+def test_all_evaluations_on_the_way_that_a_branch_chose_have_to_pass_the_model(
+    gated, tmp_path, workspace, context_of
+):
+    """One of two in a row, or beside each other, was enough; another branch may follow."""
+    path = tmp_path / "dags" / "manifest.yml"
+    steps, context = plan(load_manifest(path), path), context_of("own")
+    with DAG("own", schedule=None):
+        stage = StageDataOperator(task_id="stage_data", step=steps.stage_data)
+        train = TrainOperator(task_id="train", step=steps.train)
+        quick, beside, thorough, slow, last = (
+            EvaluateOperator(task_id=name, step=steps.evaluate)
+            for name in ("quick", "beside", "thorough", "slow", "last")
+        )
+        chosen, again = (
+            BranchPythonOperator(task_id=name, python_callable=lambda: "quick")
+            for name in ("chosen", "again")
+        )
+        upload = UploadResultsOperator(
+            **{"task_id": "upload_results", "step": steps.upload_results},
+            trigger_rule="none_failed_min_one_success",
+        )
+        stage >> train >> chosen >> [quick, thorough]
+        quick >> [beside, again]
+        again >> [slow, last]
+        [beside, slow, last, thorough] >> upload
+    for task in (stage, train):
+        task.execute(context)
+    layout = RunLayout(workspace, "own", training_of("own", context["dag_run"].run_id))
+    _model(layout)
+    (workspace / "accuracy").write_text("0.97")
+    for passed, missed in (
+        (None, "beside or last or quick or slow or thorough"),
+        (quick, "beside and last or slow"),
+        (last, "beside"),
+    ):
+        if passed:
+            passed.execute(context)
+        with pytest.raises(AirflowFailException, match=f"Invalid: {missed} has not passed"):
+            upload.execute(context)
+    beside.execute(context)
+    upload.execute(context)
+    for task in (quick, beside, last):
+        take_back(layout, task.task_id)
+    thorough.execute(context)  # the other way
+    upload.execute(context)
+    # Of a run that began with an earlier version of ours, which noted names alone.
+    run = json.loads((layout.kept / "run.json").read_text())
+    gates = run["gates"]["upload_results"]
+    run["gates"]["upload_results"] = {
+        name: one for name, one in gates.items() if not name.startswith(INSTEAD_OF)
+    }
+    (layout.kept / "run.json").write_text(json.dumps(run))
+    upload.execute(context)
 
 
 @pytest.fixture
