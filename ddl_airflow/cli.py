@@ -12,7 +12,12 @@ from importlib import import_module
 from ddl_airflow import __version__
 from ddl_airflow.core.collector import without_collector
 from ddl_airflow.core.errors import DdlError
-from ddl_airflow.core.output import EndedBySignal, ended_by_its_reader, ended_by_its_signal
+from ddl_airflow.core.output import (
+    EndedBySignal,
+    ended_by_its_reader,
+    ended_by_its_signal,
+    printable,
+)
 
 # The files of commands/, and which commands each adds. One command needs one file: to ask about a
 # model nobody waits for what trains one to be imported.
@@ -51,13 +56,13 @@ def _called(file: str, words: list[str]) -> int:
     try:
         return int(options.run(options))
     except DdlError as error:
-        print(f"ddl-airflow: {error}", file=sys.stderr)
+        print(printable(f"ddl-airflow: {error}", keep="\t\n"), file=sys.stderr)
         return 1
     except BrokenPipeError:
         raise
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        print(f"ddl-airflow: {place}{error.strerror or error}", file=sys.stderr)
+        print(printable(f"ddl-airflow: {place}{error.strerror or error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
         # As ``run`` raises it, it says for which signal.

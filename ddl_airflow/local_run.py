@@ -35,6 +35,7 @@ from ddl_airflow.core.manifest.sections.parameters import RUN_SETTINGS, values_o
 from ddl_airflow.core.manifest.sections.places import MANIFEST_VARIABLES
 from ddl_airflow.core.manifest.templates import is_template
 from ddl_airflow.core.manifest.values import CHECKPOINT
+from ddl_airflow.core.output import printable
 from ddl_airflow.core.parameters import check_settings, filled_in, without_marks
 from ddl_airflow.core.plan import (
     EvaluateStep,
@@ -659,7 +660,7 @@ class Lines(logging.Formatter):
         said = as_seen_from_here(record.getMessage().removeprefix("::group::"))
         step = f"{getattr(record, 'step', '')} | " if hasattr(record, "step") else ""
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        return f"{step}{level}{said}"
+        return printable(f"{step}{level}{said}", keep="\t\n")
 
 
 def log_to_terminal() -> None:

@@ -28,6 +28,7 @@ from ddl_airflow.core.errors import (
     StagingError,
 )
 from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.output import printable
 from ddl_airflow.lineage.compare import compare
 from ddl_airflow.lineage.index import (
     FOLDER,
@@ -59,7 +60,6 @@ from ddl_airflow.lineage.story import (
     described_publications,
     described_run,
     described_training,
-    printable,
 )
 from ddl_airflow.storage.publication import (
     PUBLICATION,
@@ -197,9 +197,10 @@ def _show(options: argparse.Namespace) -> int:
             raise _no_lineage(store, error) from error
         print(story)
     for metric, word in record["result"].get("not_finite", {}).items():
-        print(f"warning: {metric!r} was {word} at the end of the training", file=sys.stderr)
+        said = f"warning: {metric!r} was {word} at the end of the training"
+        print(printable(said), file=sys.stderr)
     for problem in problems:
-        print(f"ddl-airflow: {problem}", file=sys.stderr)
+        print(printable(f"ddl-airflow: {problem}"), file=sys.stderr)
     if is_published is None:
         print(f"note: whether {LINEAGE} was changed is not known: {why_unknown}", file=sys.stderr)
     if not problems:
@@ -453,11 +454,12 @@ def _note_lost(store: ObjectStore, dag_ids: Collection[str], pointer: ReadPointe
     try:
         lost = lost_of(store, dag_ids, pointer, lambda _place, _why: None)
     except DdlError as error:  # a pointer that is damaged hides no line of the list
-        print(f"note: whether any is gone is not known: {error}", file=sys.stderr)
+        print(printable(f"note: whether any is gone is not known: {error}"), file=sys.stderr)
         return
     for name, who in lost.items():
         names = "name it" if who[1:] else "names it"
-        print(f"note: {name} is gone: {' and '.join(who)} {names}", file=sys.stderr)
+        said = f"note: {name} is gone: {' and '.join(who)} {names}"
+        print(printable(said), file=sys.stderr)
 
 
 def _begins(wanted: str, *digests: str | None) -> bool:

@@ -29,6 +29,7 @@ from ddl_airflow.core.errors import (
 from ddl_airflow.core.layout import BY_HAND
 from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
 from ddl_airflow.core.manifest.site import compute_table
+from ddl_airflow.core.output import printable
 from ddl_airflow.lineage.compare import compared_environments
 from ddl_airflow.lineage.proof import KEY, Divergence, Note, divergence, read_notes, read_notes_of
 from ddl_airflow.lineage.record import IS_WHOLE, MOST_BYTES
@@ -44,7 +45,7 @@ from ddl_airflow.lineage.rerun import (
     other_content,
     recorded_manifest,
 )
-from ddl_airflow.lineage.story import described_beginnings, printable
+from ddl_airflow.lineage.story import described_beginnings
 from ddl_airflow.local_run import Asked, data_of, log_to_terminal, run_manifest
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import os_errors

@@ -21,6 +21,7 @@ from ddl_airflow.core.errors import (
     StagingError,
 )
 from ddl_airflow.core.manifest.sections.stores import kind_of_uri, store_kinds
+from ddl_airflow.core.output import printable
 from ddl_airflow.lineage.production import (
     LATEST,
     PRODUCTION,
@@ -85,15 +86,15 @@ def _rollback(options: argparse.Namespace) -> int:
     store, dag_id = _results_of(options.uri)
     pointer = rollback(store, dag_id, options.to, by=_who(), reason=options.reason)
     for place, why in passed_over(pointer).items():
-        print(f"note: {place} is passed over: it holds {why}", file=sys.stderr)
-    print(f"in production again: {pointer['model']}")
+        print(printable(f"note: {place} is passed over: it holds {why}"), file=sys.stderr)
+    print(printable(f"in production again: {pointer['model']}"))
     return 0
 
 
 def _promote(options: argparse.Namespace) -> int:
     store, dag_id = _results_of(options.uri)
     pointer = promote(store, dag_id, options.to, by=_who(), reason=options.reason)
-    print(f"in production: {pointer['model']}")
+    print(printable(f"in production: {pointer['model']}"))
     return 0
 
 

@@ -23,7 +23,7 @@ from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.rules import issues_beside
 from ddl_airflow.core.manifest.site import compute_table
-from ddl_airflow.core.output import handling
+from ddl_airflow.core.output import handling, printable
 from ddl_airflow.core.plan import StoreReference, plan
 from ddl_airflow.local_run import (
     STEPS,
@@ -132,7 +132,8 @@ def _run(options: argparse.Namespace) -> int:
         print(f"ddl-airflow: {skipped}", file=sys.stderr)
         return 0
     except DdlError as error:
-        print(f"ddl-airflow: {as_seen_from_here(str(error))}", file=sys.stderr)
+        said = as_seen_from_here(f"ddl-airflow: {error}")
+        print(printable(said, keep="\t\n"), file=sys.stderr)
         return 1
     for line in [] if options.dry_run else where_it_is(done):
         print(line)

@@ -15,11 +15,11 @@ from ddl_airflow.commands.lineage import publication_at
 from ddl_airflow.commands.options import BY_ENVIRONMENT, Commands
 from ddl_airflow.commands.results import open_place, place_in_results, without_model
 from ddl_airflow.core.errors import DAMAGED, DdlError, NoSuchModel, ObjectArchived, SourceMissing
+from ddl_airflow.core.output import printable
 from ddl_airflow.evidence.verification import Verdict, verify
 from ddl_airflow.lineage.index import FOLDER, lost
 from ddl_airflow.lineage.production import dags_among
 from ddl_airflow.lineage.record import LINEAGE
-from ddl_airflow.lineage.story import printable
 from ddl_airflow.storage.publication import PUBLICATION, marker_of, published_at, results_in
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore
 

@@ -13,6 +13,7 @@ from ddl_airflow.commands.options import Commands, takes_workspace
 from ddl_airflow.commands.results import open_place
 from ddl_airflow.core.errors import DdlError
 from ddl_airflow.core.layout import CACHE, cancellations, experiments
+from ddl_airflow.core.output import printable
 from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.steps.job import cancel_all_noted
 from ddl_airflow.storage.cache import Cache
@@ -129,10 +130,10 @@ def _clean(options: argparse.Namespace) -> int:
             _cancel_noted(place, dry_run=options.dry_run)
         try:
             for one in _removed(place, kept, dry_run=options.dry_run):
-                print(one)
+                print(printable(str(one)))
                 count, nbytes = count + 1, nbytes + one.nbytes
         except DdlError as error:
-            print(f"ddl-airflow: {error}", file=sys.stderr)
+            print(printable(f"ddl-airflow: {error}", keep="\t\n"), file=sys.stderr)
             failed = True
     if count or not failed:
         would = "would remove" if options.dry_run else "removed"
@@ -152,7 +153,7 @@ def _cancel_noted(workspace: Path, *, dry_run: bool) -> None:
         return True
 
     for job in cancel_all_noted(cancellations(workspace), is_open, dry_run=dry_run):
-        print(f"{'would cancel' if dry_run else 'cancelled'} {job}")
+        print(printable(f"{'would cancel' if dry_run else 'cancelled'} {job}"))
 
 
 def _removed(place: Path | str, kept: Rules, *, dry_run: bool) -> Iterator[Removed]:

@@ -1,5 +1,5 @@
-"""How a command ends whose output nobody reads any more, as behind ``| head -1``, or that a signal
-has interrupted.
+"""What a command prints of others' words; and how one ends whose output nobody reads any more, as
+behind ``| head -1``, or that a signal has interrupted.
 """
 
 from __future__ import annotations
@@ -10,6 +10,18 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+
+
+def printable(text: str, keep: str = "\t") -> str:
+    """The text without what a terminal would obey: others than the reader chose its words.
+
+    Args:
+        text: from whomever.
+        keep: characters that are shown as they are, with all that can be printed.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
 def ended_by_its_reader(command: Callable[[], int]) -> int:

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from ddl_airflow.core.metrics import Measurement
+from ddl_airflow.core.output import printable
 from ddl_airflow.lineage.record import IS_WHOLE
 
 _WIDTH = 12  # of the names at the left
@@ -119,11 +120,6 @@ def described_beginnings(record: Mapping[str, Any]) -> Iterable[str]:
 
 def _lines(named: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"{name:{_WIDTH}}{printable(text)}" for name, text in named if text)
-
-
-def printable(text: str) -> str:
-    """The text without what a terminal would obey: others than the reader chose its words."""
-    return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)
 
 
 def described_difference(found: Mapping[str, Any]) -> str:

@@ -164,6 +164,22 @@ def test_a_record_that_was_changed_is_not_told_as_true(ask, training, tmp_path):
     assert "_SUCCESS" in err
 
 
+def test_no_word_of_a_training_is_obeyed_by_a_terminal(ask, training, tmp_path):
+    """As the title of the window, or the order in which letters are shown."""
+    place = tmp_path / "results" / training(1)
+    record = json.loads((place / "lineage.json").read_text())
+    record["result"]["not_finite"] = {"\x1b]0;title\x07": "NaN"}
+    record["result"]["files"].append({"key": "\u202egone", "size": 1, "sha256": ""})
+    (place / "lineage.json").write_text(json.dumps(record))
+    code, out, err = ask("show", place)
+    assert code == 1 and all(line.isprintable() for line in (out + err).splitlines())
+    assert "\\x1b]0;title\\x07" in err and "\\u202egone is gone" in err
+    (place / "lineage.json").unlink()
+    code, _, err = ask("show", place.rename(place.with_name("\x1b[2Jwiped")))
+    assert code == 1 and all(line.isprintable() for line in err.splitlines())
+    assert "\\x1b[2Jwiped" in err
+
+
 def test_of_a_dag_whose_name_is_not_ascii_it_is_known_what_serves(ask, training, tmp_path):
     place = training(1, dag_id="ziffern-ä", serves=True)
     assert ", in production\n" in ask(tmp_path / "results" / place)[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shlex
@@ -249,6 +250,14 @@ def test_a_run_that_is_killed_is_known_to_be_silent(manifest, tmp_path):
     os.utime(layout.heartbeat)
     assert state() == "running"
     assert "state       running, train at work" in told(folder)
+
+
+def test_what_steps_say_of_a_rank_is_not_obeyed_by_a_terminal():
+    raised = "rank 1 raised\n\tError: \x1b]0;title\x07 \u202e \0"
+    said = logging.makeLogRecord({"levelno": logging.INFO, "msg": raised})
+    assert local_run.Lines().format(said) == (
+        "rank 1 raised\n\tError: \\x1b]0;title\\x07 \\u202e \\x00"
+    )
 
 
 def test_the_heart_of_a_run_beats_until_it_ends(tmp_path, monkeypatch, caplog):
