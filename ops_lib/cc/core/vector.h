@@ -13,8 +13,8 @@ namespace ddl {
 //   out[i] = ((sources[0][i] + sources[1][i]) + ... + sources[sources - 1][i]) / divisor
 // or the same with *, or the smallest or largest of them, undivided: a NaN where one is a NaN. It is
 // in the order of the sources, so the result does not depend on who computes it. Integers wrap
-// around, but for averages of up to 32 bits, which are added in 64. float16 and bfloat16 are added, multiplied and divided in float32 and rounded once, with
-// the bits of core/half.
+// around, but for averages of up to 32 bits, which are added in 64. float16 and bfloat16 are added,
+// multiplied and divided in float32 and rounded once, with the bits of core/half.
 struct Sum {
   const void* const* sources = nullptr;  // one of them may equal `out`; else they do not overlap
   int num_sources = 0;

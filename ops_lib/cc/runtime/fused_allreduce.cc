@@ -32,9 +32,9 @@ Status FusedAllReduce::ReduceBaseline(const Request& request, const void* in, vo
   if (SumsWide(request.dtype, reduction)) {
     // int32, the only such type that asks for the baseline.
     const int32_t* values = static_cast<const int32_t*>(in);
-    sums_.assign(values, values + count);
-    int64_t* sums = sums_.data();
-    DDL_RETURN_IF_ERROR(communicator_->baseline()->AllReduce(sums, sums, count, DType::kInt64));
+    std::vector<int64_t> sums(values, values + count);
+    DDL_RETURN_IF_ERROR(
+        communicator_->baseline()->AllReduce(sums.data(), sums.data(), count, DType::kInt64));
     int32_t* averages = static_cast<int32_t*>(out);
     for (int64_t i = 0; i < count; ++i) averages[i] = static_cast<int32_t>(sums[i] / divisor);
     return Status();

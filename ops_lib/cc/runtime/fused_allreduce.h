@@ -32,8 +32,7 @@ class FusedAllReduce {
 
   Communicator* communicator_;
   Adasum adasum_;
-  std::vector<float> wide_;    // halves of the baseline
-  std::vector<int64_t> sums_;  // of int32, of the baseline
+  std::vector<float> wide_;  // halves of the baseline
 };
 
 }  // namespace ddl
