@@ -20,7 +20,7 @@ _OWN = ("seed", "name")
 _RATE = "learning_rate"
 _NUMBER = "a number"
 # Of classes that are Keras's. Others are the script's: a rank's own numbers may be within.
-OF_KERAS = ("keras.", "tf_keras.")
+_OF_KERAS = ("keras.", "tf_keras.")
 # As are these, of what the script has written.
 _CODE = ("function", "__lambda__", "builtin")
 # Processors of two kinds may compute a setting this part apart.
@@ -39,7 +39,7 @@ def settings_of(optimizer: Any) -> dict[str, Setting]:
     No texts: names, paths and the like are a rank's own. Nothing of classes of a script's own.
     """
     found: dict[str, Setting] = {_CLASS: type(optimizer).__name__}
-    if not type(optimizer).__module__.startswith(OF_KERAS):
+    if not type(optimizer).__module__.startswith(_OF_KERAS):
         return found
     try:
         with warnings.catch_warnings(action="ignore"):  # of lambdas, which nobody saves here
@@ -54,7 +54,7 @@ def _collect(value: Any, path: str, found: dict[str, Setting]) -> None:
     if isinstance(value, dict):
         if "class_name" in value:  # of an object, as Keras writes it
             found[path or _CLASS] = str(value["class_name"])
-            keras = str(value.get("module")).startswith(OF_KERAS)
+            keras = str(value.get("module")).startswith(_OF_KERAS)
             known = keras and value["class_name"] not in _CODE
             config = value.get("config") if known else {}
             _collect(config if isinstance(config, dict) else {}, path, found)

@@ -21,7 +21,7 @@ from ddl_ops import averaging
 from ddl_ops.arrays import have_joined, say, times_joined
 from ddl_ops.collectives import has_broadcast, without_scope
 from ddl_ops.environment import PLACEMENT, child_of_rank
-from ddl_ops.equal_settings import OF_KERAS, require_equal_settings
+from ddl_ops.equal_settings import require_equal_settings
 from ddl_ops.equal_weights import require_equal, start_equal
 from ddl_ops.gradients import reduce_gradients, was_reduced, with_each_row_once
 from ddl_ops.lifecycle import initialised
@@ -282,13 +282,12 @@ def _reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
 def _rate(optimizer: Any) -> tf.Tensor | None:
     """The learning rate, float32, scalar: weights that learn at different ones drift apart.
 
-    None where it has none, as one of several optimizers, or that is a function or a schedule of the
-    script's, which need not give the same when it is called once more.
+    None where it has none, as one of several optimizers, or that is a function of the script's,
+    which need not give the same when it is called once more. A schedule is one of the step alone.
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # loss scaling's own is 0
     rate = getattr(optimizer, "_learning_rate", None)
-    schedules = keras.optimizers.schedules.LearningRateSchedule
-    if isinstance(rate, schedules) and type(rate).__module__.startswith(OF_KERAS):
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         rate = optimizer.learning_rate
     elif not isinstance(rate, keras.Variable) or not hasattr(optimizer, "learning_rate"):
         return None

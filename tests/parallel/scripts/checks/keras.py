@@ -1135,26 +1135,27 @@ def keras_settings_of_optimizers_that_differ_are_named() -> None:
     def close() -> float:
         return float(np.nextafter(0.9, 1.0)) if last else 0.9
 
-    for way in ("fit", "callback", "loop"):
-        for wanted, make in (
-            (f"{rank}'s SGD has momentum = 0.9, rank 0's has 0", lambda: sgd(0.1, 0.9 * last)),
-            (
-                f"{rank}'s Adam has clipnorm = 1, rank 0's has None",
-                lambda: adam(clipnorm=1.0 if last else None),
-            ),
-            (f"{rank} has Adam, rank 0 SGD", lambda: (adam if last else sgd)(0.1)),
-            (
-                f"{rank}'s SGD has learning_rate.decay_steps = 12, rank 0's has 10",
-                lambda: sgd(cosine(0.1, 10 + 2 * last)),
-            ),
-            (
-                f"{rank}'s LossScaleOptimizer has inner_optimizer.momentum = 0.9, rank 0's has 0",
-                lambda: scaling(sgd(0.1, 0.9 * last)),
-            ),
-            ("", lambda: sgd(0.1, momentum=close())),
-            ("", lambda: Own(0.1)),
-            ("", lambda: sgd(lambda: 0.1 + RANK * 0)),
-        ):
+    kinds = [
+        (f"{rank}'s SGD has momentum = 0.9, rank 0's has 0", lambda: sgd(0.1, 0.9 * last)),
+        ("", lambda: sgd(0.1, momentum=close())),
+        (
+            f"{rank}'s Adam has clipnorm = 1, rank 0's has None",
+            lambda: adam(clipnorm=1.0 if last else None),
+        ),
+        (f"{rank} has Adam, rank 0 SGD", lambda: (adam if last else sgd)(0.1)),
+        (
+            f"{rank}'s SGD has learning_rate.decay_steps = 12, rank 0's has 10",
+            lambda: sgd(cosine(0.1, 10 + 2 * last)),
+        ),
+        (
+            f"{rank}'s LossScaleOptimizer has inner_optimizer.momentum = 0.9, rank 0's has 0",
+            lambda: scaling(sgd(0.1, 0.9 * last)),
+        ),
+        ("", lambda: Own(0.1)),
+        ("", lambda: sgd(lambda: 0.1 + RANK * 0)),
+    ]
+    for way, some in (("fit", kinds), ("callback", kinds[:1]), ("loop", kinds[:1])):
+        for wanted, make in some:
             got = said(ours(make()), way)
             assert (wanted in got) if wanted and SIZE > 1 else not got, (way, wanted, got)
 
