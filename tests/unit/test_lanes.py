@@ -105,6 +105,25 @@ def test_a_lane_without_its_report_fails_the_run(lanes, tmp_path):
     assert lanes({"ops": 1}).returncode == 1
 
 
+def terminated(folder, *moments):
+    """The exit code of a session of the folder's tests that gets SIGTERM at each of the moments.
+
+    Args:
+        folder: has the tests.
+        moments: names of files that they make there.
+    """
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--rootdir", folder]
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    with subprocess.Popen([*words, folder], cwd=folder, env=env) as running:
+        for name in moments:
+            deadline = time.monotonic() + within(60)
+            while not (folder / name).exists():
+                assert running.poll() is None and time.monotonic() < deadline, name
+                time.sleep(0.02)
+            running.terminate()
+    return running.returncode
+
+
 def test_a_second_sigterm_cuts_off_no_teardown(tmp_path):
     """Who ends all of a group ends each pytest, and so does scripts/test, which is told as well."""
     (tmp_path / "test_it.py").write_text(
@@ -125,16 +144,7 @@ def test_it(cluster):
     time.sleep(60)
 """
     )
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--rootdir", tmp_path]
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
-    with subprocess.Popen([*words, tmp_path], cwd=tmp_path, env=env) as running:
-        for name in ("up", "ending"):
-            deadline = time.monotonic() + within(60)
-            while not (tmp_path / name).exists():
-                assert running.poll() is None and time.monotonic() < deadline, name
-                time.sleep(0.02)
-            running.terminate()
-    assert running.returncode == 128 + signal.SIGTERM
+    assert terminated(tmp_path, "up", "ending") == 128 + signal.SIGTERM
     assert (tmp_path / "ended").exists()
 
 
@@ -156,17 +166,9 @@ def test_next():
     Path({str(tmp_path)!r}, "went on").touch()
 """
     )
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--rootdir", tmp_path]
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
-    with subprocess.Popen([*words, tmp_path], cwd=tmp_path, env=env) as running:
-        deadline = time.monotonic() + within(60)
-        while not (tmp_path / "up").exists():
-            assert running.poll() is None and time.monotonic() < deadline
-            time.sleep(0.02)
-        running.terminate()
+    assert terminated(tmp_path, "up") == pytest.ExitCode.INTERRUPTED
     assert (tmp_path / "caught").exists()
     assert not (tmp_path / "went on").exists()
-    assert running.returncode == pytest.ExitCode.INTERRUPTED
 
 
 def test_a_handler_that_a_test_leaves_does_not_keep_the_session_from_its_end(tmp_path):
@@ -188,12 +190,4 @@ def test_next():
         time.sleep(0.1)
 """
     )
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--rootdir", tmp_path]
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
-    with subprocess.Popen([*words, tmp_path], cwd=tmp_path, env=env) as running:
-        deadline = time.monotonic() + within(60)
-        while not (tmp_path / "up").exists():
-            assert running.poll() is None and time.monotonic() < deadline
-            time.sleep(0.02)
-        running.terminate()
-    assert running.returncode == 128 + signal.SIGTERM
+    assert terminated(tmp_path, "up") == 128 + signal.SIGTERM

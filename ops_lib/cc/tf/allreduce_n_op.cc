@@ -36,9 +36,9 @@ dtype or an attribute differ.
 input: N tensors of any shapes, the same on every rank.
 output: For each input the sum over the ranks; for avg divided once by their number, integers
   toward zero; or the product, or the smallest or largest, NaN where a rank has a NaN. Integers wrap
-  around, but for averages of up to 32 bits, which are added in 64. float16 and bfloat16 are summed, multiplied and divided as float32 and rounded once, or twice
-  where several hosts have several ranks each. On a GPU
-  NCCL adds, in its own way.
+  around, but for averages of up to 32 bits, which are added in 64. float16 and bfloat16 are
+  summed, multiplied and divided as float32 and rounded once, or twice where several hosts have
+  several ranks each. On a GPU NCCL adds, in its own way.
 mpi: One MPI_Allreduce for each tensor as it is, without fusion or pieces: the baseline.
 check: Between 0 and 1. If positive, also reduces as `mpi` does and fails with Internal if an
   element differs by more than check * max(1, |element|). Both are for sums and averages of real

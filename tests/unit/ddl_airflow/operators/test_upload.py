@@ -953,6 +953,18 @@ def test_each_evaluation_has_to_pass_the_model(gated, tmp_path, workspace, conte
         upload.execute(context)
 
 
+def _around_a_branch(steps):
+    """Of a Python DAG the tasks before a branch, in a row, and the upload after it."""
+    stage = StageDataOperator(task_id="stage_data", step=steps.stage_data)
+    train = TrainOperator(task_id="train", step=steps.train)
+    stage >> train
+    upload = UploadResultsOperator(
+        **{"task_id": "upload_results", "step": steps.upload_results},
+        trigger_rule="none_failed_min_one_success",
+    )
+    return stage, train, upload
+
+
 def test_of_evaluations_on_ways_that_a_branch_chooses_between_one_has_to_pass_the_model(
     gated, tmp_path, workspace, context_of
 ):
@@ -960,18 +972,13 @@ def test_of_evaluations_on_ways_that_a_branch_chooses_between_one_has_to_pass_th
     path = tmp_path / "dags" / "manifest.yml"
     steps, context = plan(load_manifest(path), path), context_of("own")
     with DAG("own", schedule=None):
-        stage = StageDataOperator(task_id="stage_data", step=steps.stage_data)
-        train = TrainOperator(task_id="train", step=steps.train)
+        stage, train, upload = _around_a_branch(steps)
         first, quick, thorough, last = (
             EvaluateOperator(task_id=name, step=steps.evaluate)
             for name in ("first", "quick", "thorough", "last")
         )
         chosen = BranchPythonOperator(task_id="chosen", python_callable=lambda: "quick")
-        upload = UploadResultsOperator(
-            **{"task_id": "upload_results", "step": steps.upload_results},
-            trigger_rule="none_failed_min_one_success",
-        )
-        stage >> train >> first >> chosen >> [quick, thorough] >> last >> upload
+        train >> first >> chosen >> [quick, thorough] >> last >> upload
     for task in (stage, train):
         task.execute(context)
     _model(RunLayout(workspace, "own", training_of("own", context["dag_run"].run_id)))
@@ -999,8 +1006,7 @@ def test_all_evaluations_on_the_way_that_a_branch_chose_have_to_pass_the_model(
     path = tmp_path / "dags" / "manifest.yml"
     steps, context = plan(load_manifest(path), path), context_of("own")
     with DAG("own", schedule=None):
-        stage = StageDataOperator(task_id="stage_data", step=steps.stage_data)
-        train = TrainOperator(task_id="train", step=steps.train)
+        stage, train, upload = _around_a_branch(steps)
         quick, beside, thorough, slow, last = (
             EvaluateOperator(task_id=name, step=steps.evaluate)
             for name in ("quick", "beside", "thorough", "slow", "last")
@@ -1009,11 +1015,7 @@ def test_all_evaluations_on_the_way_that_a_branch_chose_have_to_pass_the_model(
             BranchPythonOperator(task_id=name, python_callable=lambda: "quick")
             for name in ("chosen", "again")
         )
-        upload = UploadResultsOperator(
-            **{"task_id": "upload_results", "step": steps.upload_results},
-            trigger_rule="none_failed_min_one_success",
-        )
-        stage >> train >> chosen >> [quick, thorough]
+        train >> chosen >> [quick, thorough]
         quick >> [beside, again]
         again >> [slow, last]
         [beside, slow, last, thorough] >> upload

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import sys
 import zipfile
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from ddl_ops.arrays import say
 from ddl_ops.environment import PLACEMENT
 
 from horovod._keras.optimizer import distribute
@@ -51,11 +51,9 @@ def load_model_of(keras: Any) -> Callable[..., Any]:
         optimizer = getattr(model, "optimizer", None)
         if optimizer is None:
             if PLACEMENT.rank == 0:
-                print(
-                    f"ddl: rank 0: {filepath}: the model was saved without its optimizer. To train "
-                    "it, compile it with hvd.DistributedOptimizer(...).",
-                    file=sys.stderr,
-                    flush=True,
+                say(
+                    f"{filepath}: the model was saved without its optimizer. To train it, compile "
+                    "it with hvd.DistributedOptimizer(...)."
                 )
             return model
         if _is_keras_3(loader) and optimizer.built and _is_hdf5(filepath):
@@ -81,12 +79,9 @@ def _restored(optimizer: Any, model: Any, filepath: Any) -> Any:
         kept = _in_order(file["optimizer_weights"])
         if [value.shape for value in kept] != [tuple(one.shape) for one in anew.variables]:
             if PLACEMENT.rank == 0:
-                print(
-                    f"ddl: rank 0: {filepath}: has no state of the optimizer for what the model "
-                    "trains, as where it was saved before it was trained: the optimizer begins "
-                    "anew.",
-                    file=sys.stderr,
-                    flush=True,
+                say(
+                    f"{filepath} has no state of the optimizer for what the model trains, as where "
+                    "it was saved before it was trained: the optimizer begins anew."
                 )
             return anew
         for variable, value in zip(anew.variables, kept, strict=True):
